@@ -285,23 +285,26 @@ class GetAdmission:
         if self._booking:
             self._booking.take(self._estimator.drives[drive], int(lengths.sum()))
 
-    def start_move(self, positions: NDArray[np.intp]) -> int:
-        """Count a started move; pass the returned bytes to ``end_move``."""
+    def start_move(self, at_s: float, positions: NDArray[np.intp]) -> None:
+        """Count a move started at *at_s*."""
+        if self._is_over:
+            return
         moved_bytes = self._bytes(positions)
         self._booking.take(self._worker_queue, moved_bytes)
-        self._worker_queue.begin(self._clock(), moved_bytes)
+        self._worker_queue.begin(at_s, moved_bytes)
         self._moving_bytes += moved_bytes
-        return moved_bytes
 
     def cancel_move(self, positions: NDArray[np.intp]) -> None:
         """Remove moves that will not happen from the bookings."""
         self._booking.take(self._worker_queue, self._bytes(positions))
 
-    def end_move(self, moved_bytes: int) -> None:
-        """Measure a move that has ended, with any result."""
+    def end_move(self, at_s: float, positions: NDArray[np.intp]) -> None:
+        """Measure a move that has ended at *at_s*, with any result."""
+        if self._is_over:
+            return
+        moved_bytes = self._bytes(positions)
+        self._worker_queue.end(at_s, moved_bytes)
         self._moving_bytes -= moved_bytes
-        if not self._is_over:
-            self._worker_queue.end(self._clock(), moved_bytes)
 
     def end_loads(self) -> None:
         """Note the end of all flash loads; compare with the estimate if complete."""

@@ -11,9 +11,8 @@ I/Os. The memory of such I/Os stays leased until their end.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -28,13 +27,11 @@ from ostraca_fabric.model.extent import Pieces, whole_pages
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.ports.drive import Drive
-from ostraca_fabric.tables.digests import PieceState, TagCheck
+from ostraca_fabric.tables.digests import TagCheck
 
 _Wave = TypeVar("_Wave")
 
 _NO_OFFSETS = np.empty(0, np.int64)
-
-_GOOD = int(PieceState.GOOD)  # an enum's member costs microseconds
 
 _PROGRESSES = 4
 """Times that the progress of a read is told: each costs the event loop a turn."""
@@ -44,28 +41,6 @@ _OF_ENDED = np.array([Reason.DRIVE_ERROR, Reason.NONE, Reason.DAMAGED], np.uint8
 
 _OF_ABANDONED = np.array([Reason.DRIVE_SUSPECT, Reason.NONE, Reason.DAMAGED], np.uint8)
 """The same, by the state when the drive was given up."""
-
-
-class Wakeup:
-    """Sleep of one coroutine until the next of several events."""
-
-    def __init__(self) -> None:
-        """Begin without an event."""
-        self._has_event = False
-        self._sleeper: asyncio.Future[None] | None = None
-
-    def wake(self, _: object = None) -> None:
-        """Note an event; may serve as callback of a future."""
-        self._has_event = True
-        if self._sleeper is not None and not self._sleeper.done():
-            self._sleeper.set_result(None)
-
-    async def wait(self) -> None:
-        """Wait for an event since the last wait."""
-        if not self._has_event:
-            self._sleeper = asyncio.get_running_loop().create_future()
-            await self._sleeper
-        self._has_event = False
 
 
 @dataclass(slots=True, eq=False)
@@ -88,47 +63,32 @@ class DriveIO:
 
     async def wait(self) -> None:
         """Wait until the I/O has ended or is abandoned by the drive."""
-        with self.waking(wakeup := Wakeup()):
-            while not self.is_over():
-                await wakeup.wait()
-
-    @contextlib.contextmanager
-    def waking(self, wakeup: Wakeup) -> Iterator[None]:
-        """Wake a coroutine when the I/O is over."""
         futures: list[asyncio.Future[Any]] = [self.ends]
         if self.given_up is not None:
             futures.append(self.given_up)
-        for each in futures:
-            each.add_done_callback(wakeup.wake)
-        try:
-            yield
-        finally:
-            for each in futures:
-                each.remove_done_callback(wakeup.wake)
+        while not self.is_over():
+            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
 
 
 @dataclass(slots=True, eq=False)
 class PartRead(DriveIO):
     """Read of a part of a plan."""
 
-    states: NDArray[np.uint8] = field(kw_only=True)
-    """A ``PieceState`` per block, while the read advances."""
+    check: TagCheck = field(kw_only=True)
+
+    states: NDArray[np.uint8] = field(init=False)
+    """A ``PieceState`` per block; later blocks of an abandoned read do not count."""
+
+    def __post_init__(self) -> None:
+        """Begin with the states that the drive changes."""
+        self.states = self.check.states
 
     def is_over(self) -> bool:
-        """Return whether the read is over; later blocks of an abandoned read do not count."""
+        """Return whether the read is over."""
         was_abandoned, is_over = self.is_abandoned, DriveIO.is_over(self)
         if self.is_abandoned and not was_abandoned:
             self.states = self.states.copy()
         return is_over
-
-    def count_good(self) -> int:
-        """Count the verified blocks so far."""
-        return self.states.tobytes().count(_GOOD)
-
-    def good_rows(self, but_not: NDArray[np.bool_]) -> NDArray[np.intp]:
-        """Return the rows of verified blocks that are not marked in *but_not*."""
-        rows: NDArray[np.intp] = np.nonzero((self.states == _GOOD) & ~but_not)[0]
-        return rows
 
     def reasons(self) -> NDArray[np.uint8]:
         """Return a Reason per block of a read that is over: NONE for verified blocks.
@@ -268,11 +228,13 @@ class PartReader:
         drive_id: DriveId,
         part: slice,
         lease: StagingLease,
-        listeners: Sequence[Callable[[], None]] = (),
+        *,
+        tells_progress: bool = False,
     ) -> PartRead | Reason:
         """Begin to read a part of a plan into the lease's slots, in order.
 
-        Returns the reason if the drive reads nothing now. *listeners* are told about progress.
+        Returns the reason if the drive reads nothing now. With *tells_progress*, listeners of the read's
+        check are told about progress.
         """
         drive, lengths = self._drives.get(drive_id), plan.lengths[part]
         if drive is None:
@@ -281,9 +243,9 @@ class PartReader:
             return Reason.DRIVE_SUSPECT
         pieces = Pieces(self._staging.array, lease.offsets, plan.drive_offsets[part], plan.page_lengths[part])
         part_bytes = int(lengths.sum())
-        progress_bytes = part_bytes // _PROGRESSES if listeners else 0
-        check = TagCheck(pieces, lengths, plan.seeds[part], plan.tags[part], progress_bytes, list(listeners))
-        read = PartRead(drive.submit_read(pieces, check), drive.reads_given_up, states=check.states)
+        progress_bytes = part_bytes // _PROGRESSES if tells_progress else 0
+        check = TagCheck(pieces, lengths, plan.seeds[part], plan.tags[part], progress_bytes)
+        read = PartRead(drive.submit_read(pieces, check), drive.reads_given_up, check=check)
         self._measure(read, self._estimator.drives[drive_id], part_bytes)
         return read
 

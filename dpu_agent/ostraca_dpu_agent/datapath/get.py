@@ -1,18 +1,19 @@
 """A get: blocks from staging, the DRAM cache or flash into the worker's arena.
 
 Blocks on flash are planned once, in columns. Each part of the plan, up to 32 MiB of a drive, leases staging
-and is read as a whole. While the read advances, waves of verified blocks move to the worker and are reported.
-A wave takes all blocks that are there, so a busy agent moves larger waves. At the deadline the request is
-answered with the delivered blocks. The answer names slots with unsettled transfers; ``Settled`` follows once
-all have settled.
+and is read as a whole. A stream moves verified blocks to the worker while the read advances, and reports
+waves in batches. So the event loop has a few turns per part, however many waves and blocks. At the deadline
+the request is answered with the delivered blocks. The answer names slots with unsettled transfers;
+``Settled`` follows once all have settled.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,6 @@ from ostraca_dpu_agent.datapath.admission import GetAdmission
 from ostraca_dpu_agent.datapath.flash_io import (
     PartRead,
     ReadPlan,
-    Wakeup,
     cut_into_waves,
     interleave_drives,
     waves_of_one_size,
@@ -42,18 +42,18 @@ from ostraca_dpu_agent.datapath.staging.staged import StagedWave
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
-from ostraca_fabric.ports.transport import Direction, TransferEnd
+from ostraca_fabric.ports.transport import TransferEnd, WaveNews, WaveStream
+from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Get, GetDone, GetProgress
 
 _REFUSED = {LeaseRefusal.DEADLINE: BlockState.LATE, LeaseRefusal.GIVEN_UP: BlockState.MISS}
 """State of blocks without a lease; others are DECLINED."""
 
+NO_POSITIONS = np.empty(0, np.intp)
+
 NO_LOCATIONS = BlockLocations.empty(0)
 """Location result of a request that asks no shard owner."""
-
-_MOVES_AHEAD = 2
-"""Concurrent transfers of blocks of one part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +69,25 @@ class CachedWave:
     """The cache's ``removed`` at the time of the search."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WaveMove:
-    """A wave on its way into the arena."""
+@dataclass(frozen=True, slots=True)
+class MovedPart:
+    """Blocks of one stream."""
 
     positions: NDArray[np.intp]
-    tags: bytes
-    moved_bytes: int
-    end: asyncio.Future[TransferEnd]
+    """Positions in the request."""
+
+    tags: NDArray[np.uint8]
+    """Shape (n, 16)."""
+
+    count_hits: Callable[[int], None]
+    """Counts delivered blocks."""
 
 
 class GetRun(TransferRun[Get]):
     """A get. ``run`` answers; later waves finish by themselves.
 
-    Waves of memory, and parts of the blocks on flash, run in a few sequential *lanes*. A wave or part that no
-    lane has started by the end of the request never starts. Staged and cached blocks are leased wave by wave,
-    so that a stalled worker holds few.
+    Parts of blocks in memory and on flash run in a few sequential *lanes*. A part that no lane has started by
+    the end of the request never starts. Each part has its own lease, so a stalled worker holds few blocks.
     """
 
     def __init__(
@@ -98,13 +101,15 @@ class GetRun(TransferRun[Get]):
         """Parse the request. Raises as ``TransferRun``."""
         super().__init__(context, worker, volume, request, deadline, late=BlockState.LATE)
         self._in_memory: deque[StagedWave | CachedWave] = deque()
-        """Waves of staged and cached blocks that no lane has started."""
+        """Parts of staged and cached blocks that no lane has started."""
         self._is_gone = np.zeros(len(self._blocks), np.bool_)
         """Blocks that left staging or the cache before their wave's turn."""
         self._undecided = len(self._blocks)
         """Blocks without a final outcome."""
         self._last_wave = (b"", b"")
-        """Positions and tags of the last wave, which are part of the answer."""
+        """Positions and tags of the last waves, which are part of the answer."""
+        self._streams: dict[WaveStream, MovedPart] = {}
+        """Streams that have not ended."""
         self._admission = GetAdmission(
             context.estimator, context.clock, worker, self._blocks.lengths, request.recompute_s
         )
@@ -116,7 +121,7 @@ class GetRun(TransferRun[Get]):
         try:
             await self._deadline.wait([delivery])
             self._quarantine()
-            unsettled = np.flatnonzero(self._is_moving)
+            unsettled = self._stop_streams()
             must_settle = len(unsettled) > 0
         finally:
             self._admission.close()
@@ -141,11 +146,11 @@ class GetRun(TransferRun[Get]):
         """Run all waves, until none uses flash or the arena any more."""
         context, is_here = self._context, np.zeros(len(self._blocks), np.bool_)
         found: list[StagedWave | CachedWave] = [*self._find_staged(is_here), *self._find_cached(is_here)]
-        if not found or self._admission.admit_in_memory(is_here, waves=len(found)):
+        if not found or self._admission.admit_in_memory(is_here, waves=sum(map(self._count_waves, found))):
             self._in_memory.extend(found)
         else:
             self._decide(np.flatnonzero(is_here), BlockState.DECLINED, Reason.TOO_SLOW)
-        lanes = min(context.settings.waves_ahead, len(self._in_memory))
+        lanes = min(max(1, context.settings.waves_ahead // PART_WAVES), len(self._in_memory))
         in_memory = [context.tasks.spawn(self._memory_lane()) for _ in range(lanes)]
         try:
             await self._load_from_flash(~is_here)
@@ -153,6 +158,14 @@ class GetRun(TransferRun[Get]):
             await wait_for_all(in_memory)
         if self._is_gone.any():
             await self._load_from_flash(self._is_gone)
+
+    def _count_waves(self, part: StagedWave | CachedWave) -> int:
+        return -(-len(part.rows) // self._context.blocks_per_wave(part.slot_bytes))
+
+    def _stop_streams(self) -> NDArray[np.intp]:
+        """Begin no further wave; return the blocks of unsettled waves."""
+        moving = [part.positions[stream.stop()] for stream, part in self._streams.items()]
+        return np.sort(np.concatenate(moving)) if moving else NO_POSITIONS
 
     async def _load_from_flash(self, wanted: NDArray[np.bool_]) -> None:
         """Deliver the blocks that no wave of memory delivers."""
@@ -174,18 +187,18 @@ class GetRun(TransferRun[Get]):
         self._admission.end_loads()
 
     def _find_staged(self, is_here: NDArray[np.bool_]) -> list[StagedWave]:
-        """Find readable staged blocks, in waves; mark them in *is_here*."""
-        waves: list[StagedWave] = []
+        """Find readable staged blocks, in parts; mark them in *is_here*."""
+        parts: list[StagedWave] = []
         if not self._context.staged.groups:
-            return waves
+            return parts
         for found in self._context.staged.find(self._blocks.keys, self._blocks.lengths):
             is_here[found.positions] = True
-            per_wave = self._context.blocks_per_wave(found.slot_bytes)
-            waves += [found.some(at) for at in cut_into_waves(np.arange(len(found.rows)), per_wave)]
-        return waves
+            per_part = self._context.blocks_per_part(found.slot_bytes)
+            parts += [found.some(at) for at in cut_into_waves(np.arange(len(found.rows)), per_part)]
+        return parts
 
     def _find_cached(self, is_here: NDArray[np.bool_]) -> list[CachedWave]:
-        """Find other blocks in the DRAM cache, in waves of one slot size; mark them in *is_here*."""
+        """Find other blocks in the DRAM cache, in parts of one slot size; mark them in *is_here*."""
         cache = self._context.staging.cache
         if not cache.limit_bytes:
             return []
@@ -197,14 +210,14 @@ class GetRun(TransferRun[Get]):
             return []
         is_here[positions] = True
         sizes = cache.slot_bytes[rows]
-        waves = waves_of_one_size(sizes, self._context.blocks_per_wave)
-        return [CachedWave(positions[at], rows[at], int(sizes[at[0]]), cache.removed) for at in waves]
+        parts = waves_of_one_size(sizes, self._context.blocks_per_part)
+        return [CachedWave(positions[at], rows[at], int(sizes[at[0]]), cache.removed) for at in parts]
 
     async def _memory_lane(self) -> None:
         while self._in_memory and not self._deadline.is_over():
-            await self._memory_wave(self._in_memory.popleft())
+            await self._memory_part(self._in_memory.popleft())
 
-    async def _memory_wave(self, wave: StagedWave | CachedWave) -> None:
+    async def _memory_part(self, wave: StagedWave | CachedWave) -> None:
         staging = self._context.staging
         lease = await staging.lease(
             len(wave.rows),
@@ -236,9 +249,9 @@ class GetRun(TransferRun[Get]):
         with group.read():
             self._context.staging.share(lease, group.lease, wave.rows)
             self._leases.add(lease)
-            tags = group.tags[wave.rows].tobytes()
-            if len(wave.rows) and await self._deliver(wave.positions, lease.offsets, lease.slot_bytes, tags):
-                self._context.counters.get_hits_from_staging += len(wave.rows)
+            await self._deliver(
+                MovedPart(wave.positions, group.tags[wave.rows], self._context.counters.count_staged), lease
+            )
 
     async def _deliver_cached(self, wave: CachedWave, lease: StagingLease) -> None:
         """Deliver the part of a wave that is still in the cache."""
@@ -247,9 +260,10 @@ class GetRun(TransferRun[Get]):
             wave = self._still_cached(wave)
         staging.hold(lease, wave.rows)
         self._leases.add(lease)
-        tags = staging.cache.tags(wave.rows)
-        if len(wave.rows) and await self._deliver(wave.positions, lease.offsets, lease.slot_bytes, tags):
-            self._context.counters.get_hits_from_cache += len(wave.rows)
+        await self._deliver(
+            MovedPart(wave.positions, staging.cache.tags(wave.rows), self._context.counters.count_cached),
+            lease,
+        )
 
     def _still_cached(self, wave: CachedWave) -> CachedWave:
         """Return the part of a wave that is still in the cache."""
@@ -322,14 +336,14 @@ class GetRun(TransferRun[Get]):
             return
         self._leases.add(lease)
         self._admission.start_read(drive_id, plan.lengths[part])
-        wakeup, reads = Wakeup(), list[PartRead]()
+        reads = list[PartRead]()
         try:
-            begun = context.reader.begin(plan, drive_id, part, lease, [wakeup.wake])
+            begun = context.reader.begin(plan, drive_id, part, lease, tells_progress=not self._arena.polls)
             if isinstance(begun, Reason):
                 self._decide(positions, BlockState.MISS, begun)
             else:
                 reads.append(begun)
-                await self._deliver_read(plan, drive_id, part, lease, begun, wakeup)
+                await self._deliver_read(plan, drive_id, part, lease, begun)
         finally:
             self._leases.discard(lease)
             context.release(lease, reads, keep=self._offer(plan, part, reads))
@@ -342,46 +356,23 @@ class GetRun(TransferRun[Get]):
         return cache_offer(self._blocks, plan.positions[part], plan.tags[part], is_good)
 
     async def _deliver_read(
-        self,
-        plan: ReadPlan,
-        drive: DriveId,
-        part: slice,
-        lease: StagingLease,
-        read: PartRead,
-        wakeup: Wakeup,
+        self, plan: ReadPlan, drive: DriveId, part: slice, lease: StagingLease, read: PartRead
     ) -> None:
         """Deliver the blocks of a read, each wave as soon as its blocks are there."""
-        context, positions = self._context, plan.positions[part]
-        per_wave = context.blocks_per_wave(self._slot_bytes)
-        is_sent, moves, is_read = np.zeros(len(positions), np.bool_), deque[WaveMove](), False
-        sent, wanted = 0, per_wave // 2
+        context, streams = self._context, list[WaveStream]()
         try:
-            with read.waking(wakeup):
-                while not is_read or moves:
-                    await wakeup.wait()
-                    while moves and moves[0].end.done():
-                        move = moves.popleft()
-                        if self._end_move(move):
-                            context.counters.hits_on[drive] += len(move.positions)
-                    if not is_read and read.is_over():
-                        is_read = True
-                        if not read.is_abandoned:
-                            context.staging.end_drive_io(lease)
-                        self._note_lost(plan, positions, read)
-                    while len(moves) < _MOVES_AHEAD and not self._deadline.is_over():
-                        ready = read.count_good() - sent
-                        if not ready or (moves and not is_read and ready < wanted):
-                            break  # more blocks will be there before the transfer under way has ended
-                        rows = read.good_rows(is_sent)[:per_wave]
-                        is_sent[rows] = True
-                        sent += len(rows)
-                        tags = plan.tags[part][rows].tobytes()
-                        move = self._begin_move(positions[rows], lease.offsets[rows], lease.slot_bytes, tags)
-                        move.end.add_done_callback(wakeup.wake)
-                        moves.append(move)
+            moved = MovedPart(plan.positions[part], plan.tags[part], context.counters.hits_counter(drive))
+            streams.append(stream := self._stream(moved, lease, read.states))
+            read.check.listeners.append(stream.look)
+            await read.wait()
+            if not read.is_abandoned:
+                context.staging.end_drive_io(lease)
+            read.states = stream.freeze()
+            self._note_lost(plan, moved.positions, read)
+            await asyncio.wait((stream.ended,))
         except BaseException:  # on any error, the lease must outlive all started work
-            ends: list[asyncio.Future[Any]] = [read.ends, *(move.end for move in moves)]
-            await asyncio.wait(ends)
+            await self._outlive(streams)
+            await asyncio.wait((read.ends,))
             raise
 
     def _note_lost(self, plan: ReadPlan, positions: NDArray[np.intp], read: PartRead) -> None:
@@ -395,38 +386,67 @@ class GetRun(TransferRun[Get]):
             lost = reasons != Reason.NONE
             self._decide(positions[lost], BlockState.MISS, reasons[lost])
 
-    def _begin_move(
-        self, positions: NDArray[np.intp], offsets: NDArray[np.int64], slot_bytes: int, tags: bytes
-    ) -> WaveMove:
-        """Begin to move a wave of blocks into the arena."""
-        moved_bytes = self._admission.start_move(positions)
-        end = self._submit(Direction.TO_WORKER, positions, offsets, slot_bytes)
-        return WaveMove(positions, tags, moved_bytes, end)
+    async def _deliver(self, part: MovedPart, lease: StagingLease) -> None:
+        """Deliver blocks in memory."""
+        stream = self._stream(part, lease, None)
+        try:
+            await asyncio.wait((stream.ended,))
+        except BaseException:
+            await self._outlive([stream])
+            raise
 
-    def _end_move(self, move: WaveMove) -> bool:
-        """Report an ended move to the worker; return whether all blocks count as hits."""
-        self._admission.end_move(move.moved_bytes)
-        self._is_moving[move.positions] = False
-        if self._deadline.is_over():
-            return False
-        if move.end.result() is not TransferEnd.DONE:
-            self._decide(move.positions, BlockState.MISS, Reason.TRANSFER_FAILED)
-            return False
-        self._decide(move.positions, BlockState.HIT, Reason.NONE)
-        landed = move.positions.astype(codec.U32).tobytes()
+    @staticmethod
+    async def _outlive(streams: Sequence[WaveStream]) -> None:
+        """Stop streams, and wait for their ends."""
+        for stream in streams:
+            stream.stop()
+            await asyncio.wait((stream.ended,))
+
+    def _stream(self, part: MovedPart, lease: StagingLease, states: NDArray[np.uint8] | None) -> WaveStream:
+        """Begin to move the slots of a lease into the arena; with *states*, as blocks become GOOD."""
+        blocks = Wave(
+            staging=lease.offsets,
+            arena=self._slots[part.positions],
+            lengths=self._blocks.lengths[part.positions],
+            staging_slot_bytes=lease.slot_bytes,
+            arena_slot_bytes=self._request.slot_bytes,
+        )
+        stream = self._arena.stream(
+            blocks,
+            states,
+            per_wave=self._context.blocks_per_wave(lease.slot_bytes),
+            clock=self._context.clock,
+            report=partial(self._note, part),
+        )
+        self._streams[stream] = part
+        stream.ended.add_done_callback(lambda _: self._streams.pop(stream))
+        return stream
+
+    def _note(self, part: MovedPart, news: Sequence[WaveNews]) -> None:
+        """Note news of waves, and report delivered blocks to the worker."""
+        landed: list[NDArray[np.intp]] = []
+        for at_s, rows, end in news:
+            positions = part.positions[rows]
+            if end is None:
+                self._admission.start_move(at_s, positions)
+                continue
+            self._admission.end_move(at_s, positions)
+            if self._deadline.is_over():
+                continue
+            if end is TransferEnd.DONE:
+                landed.append(rows)
+            else:
+                self._decide(positions, BlockState.MISS, Reason.TRANSFER_FAILED)
+        if not landed:
+            return
+        rows = np.concatenate(landed)
+        self._decide(part.positions[rows], BlockState.HIT, Reason.NONE)
+        part.count_hits(len(rows))
+        progress = part.positions[rows].astype(codec.U32).tobytes(), part.tags[rows].tobytes()
         if self._undecided:
-            self._worker.send(GetProgress(self._request.request, landed, move.tags))
+            self._worker.send(GetProgress(self._request.request, *progress))
         else:
-            self._last_wave = (landed, move.tags)
-        return True
-
-    async def _deliver(
-        self, positions: NDArray[np.intp], offsets: NDArray[np.int64], slot_bytes: int, tags: bytes
-    ) -> bool:
-        """Move blocks into the arena and report; return whether all count as hits."""
-        move = self._begin_move(positions, offsets, slot_bytes, tags)
-        await asyncio.wait((move.end,))
-        return self._end_move(move)
+            self._last_wave = progress
 
     def _decide(
         self, positions: NDArray[np.intp], state: BlockState, reasons: Reason | NDArray[np.uint8]

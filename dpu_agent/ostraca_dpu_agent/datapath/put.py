@@ -40,6 +40,7 @@ from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Ack, PutState, Reason
 from ostraca_fabric.ports.transport import Direction, TransferEnd
 from ostraca_fabric.tables.digests import are_good, blank_rests
+from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Put, PutDone
 
@@ -78,6 +79,8 @@ class PutRun(TransferRun[Put]):
             ttl_s=request.ttl_s,
             pool=volume.pool,
         )
+        self._is_moving = np.zeros(len(self._blocks), np.bool_)
+        """Blocks on their way from the arena."""
         self._waiting: list[tuple[DriveId, deque[NDArray[np.intp]]]] = []
         self._pending_checks = 1
         """Groups before the end of their check, plus one while groups may be added."""
@@ -322,10 +325,24 @@ class PutRun(TransferRun[Put]):
             np.arange(len(positions)), self._context.blocks_per_wave(self._slot_bytes)
         ):
             its = positions[rows]
-            fetched = self._submit(Direction.FROM_WORKER, its, lease.offsets[rows], lease.slot_bytes)
+            fetched = self._submit(its, lease.offsets[rows], lease.slot_bytes)
             fetches.append((rows, fetched))
         self._leases.add(lease)
         return fetches
+
+    def _submit(
+        self, positions: NDArray[np.intp], offsets: NDArray[np.int64], staging_slot_bytes: int
+    ) -> asyncio.Future[TransferEnd]:
+        """Start fetching blocks from the arena into staging."""
+        self._is_moving[positions] = True
+        wave = Wave(
+            staging=offsets,
+            arena=self._slots[positions],
+            lengths=self._blocks.lengths[positions],
+            staging_slot_bytes=staging_slot_bytes,
+            arena_slot_bytes=self._request.slot_bytes,
+        )
+        return self._arena.submit(Direction.FROM_WORKER, wave)
 
     async def _wait_and_check(
         self,

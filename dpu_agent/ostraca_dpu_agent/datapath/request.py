@@ -36,11 +36,10 @@ from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.ports.owners import Owners
-from ostraca_fabric.ports.transport import Direction, RemoteArena, TransferEnd
+from ostraca_fabric.ports.transport import RemoteArena
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.digests import derive_keys, tag_seeds
-from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import OTHER_STATES, STATES, EventRing, OperationTally, Tally
 from ostraca_fabric.telemetry.status import AgentCounters, EstimateCounters, PrefetchCounters
@@ -191,6 +190,22 @@ class DataPathCounters:
 
         self.damaged = 0
         """Blocks from flash with a wrong tag."""
+
+    def count_cached(self, blocks: int) -> None:
+        """Count hits of the DRAM cache."""
+        self.get_hits_from_cache += blocks
+
+    def count_staged(self, blocks: int) -> None:
+        """Count hits of staged blocks."""
+        self.get_hits_from_staging += blocks
+
+    def hits_counter(self, drive: DriveId) -> Callable[[int], None]:
+        """Return the counter of hits on a drive."""
+
+        def count(blocks: int) -> None:
+            self.hits_on[drive] += blocks
+
+        return count
 
     def count(self, operation: str, outcomes: Outcomes, good_bytes: int = 0) -> None:
         """Count final outcomes of blocks, and bytes moved or stored."""
@@ -391,27 +406,8 @@ class TransferRun(Generic[_TransferRequest]):
         self._slots = codec.u64(request.slots, count).astype(np.int64)
         self._slot_bytes = rounded_up(int(self._blocks.lengths.max(initial=1)))
         self._outcomes = Outcomes.filled(count, late, Reason.DEADLINE)
-        self._is_moving = np.zeros(count, np.bool_)
         self._leases: set[StagingLease] = set()
         """Leases to quarantine if the request ends before their transfers."""
-
-    def _submit(
-        self,
-        direction: Direction,
-        positions: NDArray[np.intp],
-        offsets: NDArray[np.int64],
-        staging_slot_bytes: int,
-    ) -> asyncio.Future[TransferEnd]:
-        """Start a transfer of blocks between staging and the arena."""
-        self._is_moving[positions] = True
-        wave = Wave(
-            staging=offsets,
-            arena=self._slots[positions],
-            lengths=self._blocks.lengths[positions],
-            staging_slot_bytes=staging_slot_bytes,
-            arena_slot_bytes=self._request.slot_bytes,
-        )
-        return self._arena.submit(direction, wave)
 
     def _quarantine(self) -> None:
         """Quarantine the memory of unfinished transfers."""

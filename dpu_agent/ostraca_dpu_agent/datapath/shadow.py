@@ -14,13 +14,17 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.get import GetRun, WaveMove
+from ostraca_dpu_agent.datapath.get import NO_POSITIONS, GetRun, MovedPart
 from ostraca_dpu_agent.datapath.queries import look_up
 from ostraca_dpu_agent.datapath.request import RequestContext, WorkerConnection
+from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.outcome import BlockState, Reason
-from ostraca_fabric.ports.transport import TransferEnd
+from ostraca_fabric.ports.transport import WaveStream
+from ostraca_fabric.tables.digests import PieceState
 from ostraca_fabric.wire.messages import Get, Lookup
+
+_GOOD = np.uint8(PieceState.GOOD)
 
 
 class Shadows:
@@ -86,21 +90,46 @@ class ShadowRun(GetRun):
             self._admission.close()
         self._record("shadow_get")
 
-    def _begin_move(
+    def _stream(
         self,
-        positions: NDArray[np.intp],
-        offsets: NDArray[np.int64],  # noqa: ARG002 (no block is moved)
-        slot_bytes: int,  # noqa: ARG002
-        tags: bytes,
-    ) -> WaveMove:
+        part: MovedPart,
+        lease: StagingLease,  # noqa: ARG002 (no block is moved)
+        states: NDArray[np.uint8] | None,
+    ) -> WaveStream:
         """Drop blocks instead of moving them."""
-        self._admission.cancel_move(positions)
-        end: asyncio.Future[TransferEnd] = asyncio.get_running_loop().create_future()
-        end.set_result(TransferEnd.DONE)
-        return WaveMove(positions, tags, 0, end)
 
-    def _end_move(self, move: WaveMove) -> bool:
-        """Count hits, only here."""
-        if not self._deadline.is_over():
-            self._decide(move.positions, BlockState.HIT, Reason.NONE)
-        return False
+        def drop(rows: NDArray[np.intp]) -> None:
+            self._admission.cancel_move(part.positions[rows])
+            if not self._deadline.is_over():
+                self._decide(part.positions[rows], BlockState.HIT, Reason.NONE)
+
+        return DroppedStream(np.full(len(part.positions), _GOOD) if states is None else states, drop)
+
+
+class DroppedStream:
+    """Stream that moves nothing: implements ``WaveStream``."""
+
+    def __init__(self, states: NDArray[np.uint8], drop: Callable[[NDArray[np.intp]], None]) -> None:
+        """Call *drop* with the rows of all good blocks."""
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._states = states
+        self._drop = drop
+        if (states == _GOOD).all():
+            self.freeze()
+
+    def look(self) -> None:
+        """Do nothing before ``freeze``."""
+
+    def freeze(self) -> NDArray[np.uint8]:
+        """Drop the blocks that are good by now."""
+        states = self._states.copy()
+        if not self.ended.done():
+            self._drop(np.flatnonzero(states == _GOOD))
+            self.ended.set_result(None)
+        return states
+
+    def stop(self) -> NDArray[np.intp]:
+        """Drop no more blocks."""
+        if not self.ended.done():
+            self.ended.set_result(None)
+        return NO_POSITIONS

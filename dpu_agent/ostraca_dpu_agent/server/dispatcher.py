@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.data_path import DataPath
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
@@ -27,7 +29,14 @@ from ostraca_dpu_agent.volumes import ServedVolume, Volumes
 from ostraca_fabric.connection import ServerConnection
 from ostraca_fabric.errors import ConnectError, RefusedError, TransportError, UnknownVolumeError, UsageError
 from ostraca_fabric.model.ids import TenantId
-from ostraca_fabric.ports.transport import Direction, RemoteArena, TransferEnd, Transport
+from ostraca_fabric.ports.transport import (
+    Direction,
+    RemoteArena,
+    TransferEnd,
+    Transport,
+    WaveNews,
+    WaveStream,
+)
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.telemetry.requests import label_of, labelled, worker_name
 from ostraca_fabric.telemetry.status import AgentStatus
@@ -84,24 +93,42 @@ class TrackedArena:
     def __init__(self, arena: RemoteArena) -> None:
         """Begin with no transfers."""
         self._arena = arena
-        self._under_way: set[asyncio.Future[TransferEnd]] = set()
+        self.polls = arena.polls
+        self._under_way: set[asyncio.Future[Any]] = set()
 
     @property
-    def under_way(self) -> frozenset[asyncio.Future[TransferEnd]]:
-        """Transfers not known to have ended; none begins after ``close``."""
+    def under_way(self) -> frozenset[asyncio.Future[Any]]:
+        """Transfers and streams not known to have ended; none begins after ``close``."""
         return frozenset(self._under_way)
 
     def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
         """Submit a wave as specified by the port."""
         end = self._arena.submit(direction, wave)
-        if not end.done():
-            self._under_way.add(end)
-            end.add_done_callback(self._under_way.discard)
+        self._track(end)
         return end
+
+    def stream(
+        self,
+        blocks: Wave,
+        states: NDArray[np.uint8] | None,
+        *,
+        per_wave: int,
+        clock: Callable[[], float],
+        report: Callable[[Sequence[WaveNews]], None],
+    ) -> WaveStream:
+        """Start moving blocks as specified by the port."""
+        stream = self._arena.stream(blocks, states, per_wave=per_wave, clock=clock, report=report)
+        self._track(stream.ended)
+        return stream
 
     def close(self) -> None:
         """Close as specified by the port."""
         self._arena.close()
+
+    def _track(self, end: asyncio.Future[Any]) -> None:
+        if not end.done():
+            self._under_way.add(end)
+            end.add_done_callback(self._under_way.discard)
 
 
 class WorkerSession:
@@ -156,7 +183,7 @@ class WorkerSession:
         return volume
 
     @property
-    def transfers(self) -> frozenset[asyncio.Future[TransferEnd]]:
+    def transfers(self) -> frozenset[asyncio.Future[Any]]:
         """Transfers to and from the arena, not known to have ended."""
         return frozenset() if self._arena is None else self._arena.under_way
 

@@ -47,6 +47,12 @@ class GuardedDrive:
         self._clock = clock
         self._turn: asyncio.TimerHandle | None = None
         self._given_up: dict[IoKind, asyncio.Future[None]] = {}
+        self._checks: dict[int, TagCheck] = {}
+        """Checked reads in progress, by number."""
+
+        self._checked = 0
+        """Pieces of these reads that were read at the last turn."""
+
         self._probes = 0
         self._is_closed = False
         self.is_identified = True
@@ -94,8 +100,6 @@ class GuardedDrive:
         number = self._begin(IoKind.READ, pieces)
         if number is None:
             return _refused(np.zeros(len(pieces), np.bool_))
-        if check is not None and check.progress_bytes:
-            check.listeners.append(self.health.hear)
         return self._watched(number, self._drive.submit_read(pieces, check), pieces, check)
 
     def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
@@ -207,6 +211,8 @@ class GuardedDrive:
         if ends.done():  # not submitted: no pieces, or a full queue
             self.health.withdraw(number)
             return ends
+        if check is not None:
+            self._checks[number] = check
         ends.add_done_callback(partial(self._ended, number, pieces, check))
         self._see_to_turns()
         return ends
@@ -218,6 +224,7 @@ class GuardedDrive:
         check: TagCheck | None,
         ends: asyncio.Future[NDArray[np.bool_]],
     ) -> None:
+        self._checks.pop(number, None)
         # A caller may have cancelled the future, against the rules of the port: the result is unknown.
         if ends.cancelled():
             good = np.ones(1, np.bool_)
@@ -241,11 +248,19 @@ class GuardedDrive:
     def _take_turn(self) -> None:
         self._turn = None
         now_s = self._clock()
+        self._hear_progress()
         self._give_up(self.health.turn(now_s))
         self._tell()
         if self.health.is_probe_due(now_s) and not self._is_closed:
             self._probe(now_s)
         self._see_to_turns()
+
+    def _hear_progress(self) -> None:
+        """Hear the drive if reads in progress have advanced since the last turn."""
+        checked = sum(int(np.count_nonzero(check.states)) for check in self._checks.values())
+        if checked > self._checked:
+            self.health.hear()
+        self._checked = checked
 
     def _probe(self, now_s: float) -> None:
         """Read a page as a trial: the first page of each part of the drive in turn."""

@@ -7,8 +7,9 @@ ever settles a transfer.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,14 +103,63 @@ class BulkChannel(Protocol):
         """End a connection that can carry no more blocks; the worker must reconnect."""
 
 
+class WaveNews(NamedTuple):
+    """Begin or end of a wave of a stream."""
+
+    at_s: float
+    """Time of the event, on the stream's clock."""
+
+    rows: NDArray[np.intp]
+    """Blocks of the wave."""
+
+    end: TransferEnd | None
+    """None at the begin."""
+
+
+class WaveStream(Protocol):
+    """Blocks on their way to a worker, in waves. A wave begins as soon as its blocks are ready."""
+
+    ended: asyncio.Future[None]
+    """Done once all begun waves have settled, all news is reported, and no other wave will begin. The future
+    never raises. Never cancel it."""
+
+    def look(self) -> None:
+        """Begin waves of blocks that have become ready. Not needed if the arena ``polls``."""
+
+    def freeze(self) -> NDArray[np.uint8]:
+        """Let no further block become ready; return a copy of the states that count from now on."""
+
+    def stop(self) -> NDArray[np.intp]:
+        """Begin no further wave; return the rows of waves that have not settled."""
+
+
 class RemoteArena(Protocol):
     """Worker's arena as seen by the agent."""
+
+    polls: bool
+    """Whether streams look for ready blocks by themselves."""
 
     def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
         """Start moving *wave*; the future resolves once settled, and never raises.
 
         Never cancel the future. To stop waiting, keep the memory of both ends in quarantine until the future
         resolves. A wave with offsets outside the arena resolves to FAILED without touching a byte.
+        """
+
+    def stream(
+        self,
+        blocks: Wave,
+        states: NDArray[np.uint8] | None,
+        *,
+        per_wave: int,
+        clock: Callable[[], float],
+        report: Callable[[Sequence[WaveNews]], None],
+    ) -> WaveStream:
+        """Start moving *blocks* to the worker, in waves of up to *per_wave* blocks, a few at once.
+
+        *states* has a ``PieceState`` per block, which others change until ``freeze``: only GOOD blocks move.
+        None: all blocks are ready. *report* is called on the event loop with news in order, soon but not at
+        once. Waves of a closed arena end as FAILED.
         """
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,6 +187,10 @@ class Wave:
     lengths: NDArray[np.uint32]
     staging_slot_bytes: int
     arena_slot_bytes: int
+
+    def some(self, rows: NDArray[np.intp]) -> Wave:
+        """Return a part of the wave."""
+        return replace(self, staging=self.staging[rows], arena=self.arena[rows], lengths=self.lengths[rows])
 
     def fits(self, *, staging_bytes: int, arena_bytes: int) -> bool:
         """Return whether every block fits its slot, and every slot its memory.

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.contract.transports.transport_contract import ARENA, CHUNK
+from tests.contract.transports.transport_bench import (
+    ARENA,
+    CHUNK,
+)
 
 from ostraca._memory.nixl_arena import NixlArenaEnd
 from ostraca_fabric.errors import TransportError

@@ -11,7 +11,7 @@ from typing import cast
 import numpy as np
 import pytest
 from tests.contract.transports.arena_host import ArenaHost
-from tests.contract.transports.transport_contract import (
+from tests.contract.transports.transport_bench import (
     ARENA,
     CHUNK,
     DONE,
@@ -21,9 +21,9 @@ from tests.contract.transports.transport_contract import (
     STAGING,
     TO_WORKER,
     Bench,
-    TransportContract,
     wave,
 )
+from tests.contract.transports.transport_contract import TransportContract
 from tests.support.simulated.simulated_transport import (
     SimulatedArenaEnd,
     SimulatedPlane,

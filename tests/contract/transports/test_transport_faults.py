@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from tests.contract.network.sockets import cut_internet
 from tests.contract.transports.arena_host import ArenaHost
-from tests.contract.transports.transport_contract import (
+from tests.contract.transports.transport_bench import (
     ARENA,
     CHUNK,
     DONE,

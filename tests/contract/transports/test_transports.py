@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pytest
 from tests.contract.transports.arena_host import ArenaHost
-from tests.contract.transports.transport_contract import (
+from tests.contract.transports.transport_bench import (
     ARENA,
     CHUNK,
     DONE,
@@ -25,11 +25,11 @@ from tests.contract.transports.transport_contract import (
     STAGING,
     TO_WORKER,
     Bench,
-    TransportContract,
     moved,
     noise,
     wave,
 )
+from tests.contract.transports.transport_contract import TransportContract
 from tests.support.stalls import Stopwatch
 
 from ostraca._memory.inline_arena import InlineArenaEnd

@@ -384,17 +384,18 @@ async def test_a_worker_whose_transfers_never_end_cannot_keep_the_cache_from_the
         stopped.arena.is_held = True
         asked = [fabric.get_message(range(at, at + 8)) for at in range(0, 96, 8)]
         getting = [asyncio.create_task(fabric.data_path.get(stopped, fabric.volume, each)) for each in asked]
-        waves = share_bytes // (2 * SLOT_BYTES)
+        parts = share_bytes // (8 * SLOT_BYTES)
+        blocks, waves = 8 * parts, 2 * parts
         await until(lambda: len(stopped.arena.held) == waves)
         for each in asked:
             stopped.stopped(each.request).set_result(None)
         for done in await asyncio.gather(*getting):
             assert set(get_states(done)) == {BlockState.LATE}
         assert len(stopped.arena.held) == waves, "no more began"
-        assert staging.quarantined_cached_bytes == waves * 2 * SLOT_BYTES
-        assert staging.quarantined_cached_blocks == len(staging.cache._order.held) == 2 * waves
+        assert staging.quarantined_cached_bytes == blocks * SLOT_BYTES
+        assert staging.quarantined_cached_blocks == len(staging.cache._order.held) == blocks
         status = fabric.agent.status()
-        assert status.quarantined_cached_blocks == 2 * waves
+        assert status.quarantined_cached_blocks == blocks
         refused = await fabric.get(stopped, range(32))
         assert set(get_states(refused)) == {BlockState.DECLINED}
         assert set(reasons_of(refused)) == {Reason.QUARANTINED}
@@ -413,15 +414,15 @@ async def test_blocks_that_leave_the_cache_before_their_turn_come_from_flash() -
         reader.arena.is_held = True
         getting = asyncio.create_task(fabric.get(reader, range(10)))
         await until(lambda: len(reader.arena.held) == 2)
-        assert len(staging.cache._order.held) == 4
+        assert len(staging.cache._order.held) == 8
         staging._pool.drop(staging.cache.shrink(0))
-        assert len(staging.cache) == 4
+        assert len(staging.cache) == 8
         reader.arena.let_go()
         assert get_states(await getting) == [BlockState.HIT] * 10
         for number in range(10):
             slot = number * SLOT_BYTES
             assert reader.arena.bytes[slot : slot + BLOCK_BYTES] == content_of(number)
-        assert fabric.context.counters.get_hits_from_cache == 4
+        assert fabric.context.counters.get_hits_from_cache == 8
         said = [message for message in (*reader.said, getting.result()) if not isinstance(message, Settled)]
         told = np.frombuffer(b"".join(message.positions for message in said), codec.U32)
         assert sorted(told.tolist()) == list(range(10)), "each block is said to have landed once"

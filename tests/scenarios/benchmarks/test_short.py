@@ -18,7 +18,7 @@ from ostraca_cli.tools.bench.series import Measurement, Series
 ROOT = Path(__file__).parents[3]
 
 ROWS = {
-    "get_from_dram": ["D1", "D1c"],
+    "get_from_dram": ["D1", "D1c", "D1p"],
     "get_from_flash": ["D2"],
     "get_from_fast_flash": ["D2f"],
     "put_staged": ["D3", "D3"],
@@ -26,6 +26,9 @@ ROWS = {
     "lookup": ["D5"],
     "small_get": ["D6", "D6"],
     "processor_time": ["D7", "D7"],
+    "event_loop_time": ["D7l"],
+    "many_workers": ["D12", "D12"],
+    "long_chain": ["D11", "D11"],
     "tag_checks": ["D8", "D8"],
     "get_over_tcp": ["D9"],
     "get_inline": ["D10"],

@@ -18,6 +18,7 @@ from tests.support.invariants import check_cache, check_slots
 from tests.support.simulated.memory_drive import MemoryDrive
 
 from ostraca_dpu_agent.adapters.peers.loopback_owners import LoopbackOwners
+from ostraca_dpu_agent.adapters.transports.block_stream import SubmittedStreams
 from ostraca_dpu_agent.adapters.transports.inline_transport import InlineTransport
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.datapath.data_path import DataPath
@@ -157,7 +158,7 @@ class HeldDrive(MemoryDrive):
         return outer
 
 
-class MemoryArena:
+class MemoryArena(SubmittedStreams):
     """A worker's arena in this process: implements ``ports.transport.Peer``."""
 
     def __init__(self, staging: memoryview, arena_bytes: int = 8 * MIB) -> None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ostraca_dpu_agent.adapters.transports.block_stream import SubmittedStreams
 from ostraca_fabric.ports.transport import Direction, TransferEnd
 from ostraca_fabric.runtime.tasks import Tasks
 
@@ -186,7 +187,7 @@ class WrongWayTransport:
             self.landed_late += 1
 
 
-class WrongWayPeer:
+class WrongWayPeer(SubmittedStreams):
     """One worker's arena; from ``WrongWayTransport.attach``."""
 
     def __init__(self, transport: WrongWayTransport, inner: RemoteArena, staging: memoryview) -> None:

@@ -13,6 +13,7 @@ import functools
 
 import numpy as np
 
+from ostraca_dpu_agent.adapters.transports.block_stream import SubmittedStreams
 from ostraca_fabric.errors import FrameTooLongError
 from ostraca_fabric.ports.transport import INLINE, BulkChannel, Direction, TransferEnd, check_offer
 from ostraca_fabric.tables.slots import Wave
@@ -37,7 +38,7 @@ class InlineTransport:
         """Close as the port specifies: transfers end with their connections."""
 
 
-class InlinePeer:
+class InlinePeer(SubmittedStreams):
     """A worker's arena, from ``InlineTransport.attach``."""
 
     def __init__(self, arena_bytes: int, staging: memoryview, channel: BulkChannel) -> None:

@@ -1,9 +1,12 @@
 """Transfers by NIXL: the thread that owns a NIXL agent, memory as lists, and a worker's arena.
 
-The thread never spins for long. With transfers under way, the thread polls a few times in a row. Then it
-sleeps between polls for a sixteenth of the time since the last event, 50 µs to 5 ms. Waits grow by a few
-per cent, and a stopped peer costs almost no time. Without transfers, the thread waits for jobs and makes
+The thread never spins for long. With transfers or streams under way, the thread polls a few times in a row.
+Then it sleeps between polls for a sixteenth of the time since the last event, 50 µs to 5 ms. Waits grow by a
+few per cent, and a stopped peer costs almost no time. Without transfers, the thread waits for jobs and makes
 progress on a slow tick, for the sake of connections.
+
+A stream costs the event loop no turn per wave. The thread looks for ready blocks itself, begins their waves,
+and gathers the news: a quarter of the blocks, or the news of a millisecond, are one turn of the loop.
 
 A transfer whose end NIXL can't tell is kept forever, unpolled and unreleased: its memory stays in
 quarantine.
@@ -20,16 +23,18 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca_dpu_agent.adapters.transports.block_stream import BlockStream, Report
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.nixl.runtime import NixlAgent, Prepared, Transfer, TransferState
 from ostraca_fabric.ports.transport import BulkChannel, Direction, TransferEnd
@@ -43,6 +48,11 @@ PAUSE_S_MIN = 50e-6
 PAUSE_S_MAX = 5e-3
 PAUSE_SHARE = 16
 IDLE_TICK_S = 0.05
+STEPS_AT_ONCE = 8
+"""Streams that the thread looks at between two polls: their number must not delay transfers."""
+
+NEWS_SHARE = 4
+NEWS_S = 1e-3
 STUCK_S = 5.0
 """Limit for a NIXL call at shutdown. A longer call is abandoned, since it may never return."""
 
@@ -54,6 +64,7 @@ class NixlThread:
         self.agent = agent
         self._jobs: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._inflight: list[tuple[Transfer, Callable[[TransferState], None]]] = []
+        self._steps: deque[Callable[[], bool]] = deque()
         self._unknown: list[Transfer] = []
         self._stop_at_s: float | None = None
         self._last_event_s = 0.0
@@ -101,6 +112,13 @@ class NixlThread:
         self._inflight.append((transfer, ended))
         return False
 
+    def repeat(self, step: Callable[[], bool]) -> None:
+        """Run *step* in the thread again and again, as often as the thread polls, until False.
+
+        The step must not raise, nor block for longer than the start of a transfer.
+        """
+        self.submit(partial(self._steps.append, step))
+
     def stop(self, *, wait_s: float) -> bool:
         """Run submitted jobs, then end the thread. Blocks.
 
@@ -122,16 +140,18 @@ class NixlThread:
             job = self._next_job()
             if job is not None:
                 job()
+            self._run_steps()
             if self._inflight:
                 self._poll()
             elif job is None:
                 self.agent.progress()
-            if self._stop_at_s is not None and (not self._inflight or time.monotonic() >= self._stop_at_s):
+            is_busy = self._inflight or self._steps
+            if self._stop_at_s is not None and (not is_busy or time.monotonic() >= self._stop_at_s):
                 return
 
     def _next_job(self) -> Callable[[], object] | None:
         try:
-            if not self._inflight:
+            if not self._inflight and not self._steps:
                 return self._jobs.get(timeout=0.0 if self._stop_at_s is not None else IDLE_TICK_S)
             if self._polls_left > 0:
                 self._polls_left -= 1
@@ -140,6 +160,12 @@ class NixlThread:
             return self._jobs.get(timeout=min(max(quiet_s / PAUSE_SHARE, PAUSE_S_MIN), PAUSE_S_MAX))
         except Empty:
             return None
+
+    def _run_steps(self) -> None:
+        for _ in range(min(len(self._steps), STEPS_AT_ONCE)):
+            step = self._steps.popleft()
+            if step():
+                self._steps.append(step)
 
     def _poll(self) -> None:
         inflight, self._inflight = self._inflight, []
@@ -251,6 +277,82 @@ def transfer_of(
     )
 
 
+class NixlStream(BlockStream):
+    """A stream whose waves begin in the thread of NIXL."""
+
+    def __init__(
+        self,
+        thread: NixlThread,
+        begin: Callable[[Wave, Callable[[TransferEnd | None], None]], bool],
+        blocks: Wave,
+        states: NDArray[np.uint8] | None,
+        *,
+        per_wave: int,
+        clock: Callable[[], float],
+        report: Report,
+    ) -> None:
+        """Begin no wave yet. *begin* is ``NixlPeer.begin``; others are those of ``RemoteArena.stream``."""
+        super().__init__(blocks, states, per_wave=per_wave, clock=clock, report=report)
+        self._thread = thread
+        self._start = begin
+        self._loop = asyncio.get_running_loop()
+        self._fails = False
+        self._is_known = True
+        self._is_telling = False
+        """Whether the loop is about to take the news."""
+
+        self._told_s = 0.0
+        self._untold = 0
+        """Settled blocks since the last turn of the loop."""
+
+    def look(self) -> None:
+        """Wake the thread."""
+        self._thread.submit(_nothing)
+
+    def fail(self) -> None:
+        """Let all further waves fail."""
+        self._fails = True
+
+    def step(self) -> bool:
+        """Begin a wave, if one is ready, and have news told; return whether to go on. Runs in the thread."""
+        taken = self._next_wave()
+        if taken is not None:
+            number, wave = taken
+            settled = partial(self._wave_ended, number, len(wave.lengths))
+            if self._fails:
+                settled(TransferEnd.FAILED)
+            else:
+                self._start(wave, settled)
+        is_last = self._is_over() or not self._is_known
+        if is_last or self._is_due():
+            self._untold, self._is_telling = 0, True
+            soon(self._loop, self._give_news)
+        return not is_last
+
+    def _wave_ended(self, number: int, blocks: int, end: TransferEnd | None) -> None:
+        if end is None:
+            self._is_known = False
+        else:
+            self._settle(number, end)
+            self._untold += blocks
+
+    def _is_due(self) -> bool:
+        """Return whether the loop should take the news now."""
+        now_s = time.monotonic()
+        if not self._news or self._is_telling:
+            self._told_s = now_s
+            return False
+        return self._untold * NEWS_SHARE >= len(self._is_begun) or now_s - self._told_s > NEWS_S
+
+    def _give_news(self) -> None:
+        self._is_telling = False
+        super()._give_news()
+
+
+def _nothing() -> None:
+    """Do nothing but wake the thread."""
+
+
 @dataclass(slots=True, eq=False)
 class NixlRemote:
     """NIXL agent of a worker process. Use on the owning thread only."""
@@ -264,6 +366,8 @@ class NixlRemote:
 
 class NixlPeer:
     """A worker's arena, from ``NixlTransport.attach``."""
+
+    polls = True
 
     def __init__(
         self,
@@ -281,6 +385,8 @@ class NixlPeer:
         self._own = own
         self._channel = channel
         self._forget = forget
+        self._loop = asyncio.get_running_loop()
+        self._streams: set[NixlStream] = set()
         self._is_closed = False
 
     def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
@@ -288,14 +394,36 @@ class NixlPeer:
 
         The wave's arrays must not change until the future resolves.
         """
-        fits = wave.fits(staging_bytes=self._own.size_bytes, arena_bytes=self.arena.size_bytes)
-        if self._is_closed or not fits or not len(wave.lengths):
+        if self._is_closed or not self._fits(wave) or not len(wave.lengths):
             future: asyncio.Future[TransferEnd] = asyncio.get_running_loop().create_future()
-            future.set_result(TransferEnd.DONE if fits and not self._is_closed else TransferEnd.FAILED)
+            future.set_result(
+                TransferEnd.DONE if self._fits(wave) and not self._is_closed else TransferEnd.FAILED
+            )
             return future
         end, begin = self.prepare(direction, self._own, wave)
         self._thread.submit(begin)
         return end
+
+    def stream(
+        self,
+        blocks: Wave,
+        states: NDArray[np.uint8] | None,
+        *,
+        per_wave: int,
+        clock: Callable[[], float],
+        report: Report,
+    ) -> NixlStream:
+        """Start moving blocks, as the port specifies."""
+        begin = partial(self.begin, Direction.TO_WORKER, self._own)
+        stream = NixlStream(
+            self._thread, begin, blocks, states, per_wave=per_wave, clock=clock, report=report
+        )
+        if self._is_closed or not self._fits(blocks):
+            stream.fail()
+        self._streams.add(stream)
+        stream.ended.add_done_callback(lambda _: self._streams.discard(stream))
+        self._thread.repeat(stream.step)
+        return stream
 
     def prepare(
         self, direction: Direction, own: NixlSlots, wave: Wave, *, spin_s: float = 0.0
@@ -304,8 +432,29 @@ class NixlPeer:
 
         The job spins up to *spin_s* for the end, and returns whether the end came.
         """
-        loop, remote = asyncio.get_running_loop(), self.remote
-        future: asyncio.Future[TransferEnd] = loop.create_future()
+        future: asyncio.Future[TransferEnd] = self._loop.create_future()
+
+        def settled(end: TransferEnd | None) -> None:
+            if end is not None:
+                soon(self._loop, _resolve, future, end)
+
+        return future, partial(self.begin, direction, own, wave, settled, spin_s=spin_s)
+
+    def begin(
+        self,
+        direction: Direction,
+        own: NixlSlots,
+        wave: Wave,
+        settled: Callable[[TransferEnd | None], None],
+        *,
+        spin_s: float = 0.0,
+    ) -> bool:
+        """Begin a wave; call only in the thread, which calls *settled* once.
+
+        None means that NIXL can't tell the end. The call spins up to *spin_s* for the end; returns whether
+        the end came.
+        """
+        remote = self.remote
 
         def ended(state: TransferState) -> None:
             is_done, is_known = state is TransferState.DONE, state is not TransferState.UNKNOWN
@@ -314,20 +463,16 @@ class NixlPeer:
                 self._forget(remote)
             if not is_done:
                 remote.is_broken = True
-                _soon(loop, self.break_off)
-            if is_known:
-                _soon(loop, _resolve, future, TransferEnd.DONE if is_done else TransferEnd.FAILED)
+                soon(self._loop, self.break_off)
+            settled((TransferEnd.DONE if is_done else TransferEnd.FAILED) if is_known else None)
 
-        def begin() -> bool:
-            remote.under_way += 1
-            try:
-                transfer = transfer_of(self._thread.agent, direction, own, self.arena, wave)
-            except TransportError:
-                ended(TransferState.FAILED)
-                return True
-            return self._thread.post(transfer, ended, spin_s=spin_s)
-
-        return future, begin
+        remote.under_way += 1
+        try:
+            transfer = transfer_of(self._thread.agent, direction, own, self.arena, wave)
+        except TransportError:
+            ended(TransferState.FAILED)
+            return True
+        return self._thread.post(transfer, ended, spin_s=spin_s)
 
     def break_off(self) -> None:
         """Close the control connection: transfers with this worker no longer work."""
@@ -340,7 +485,12 @@ class NixlPeer:
         """
         if not self._is_closed:
             self._is_closed = True
+            for stream in self._streams:
+                stream.fail()
             self._thread.submit(self._leave)
+
+    def _fits(self, wave: Wave) -> bool:
+        return wave.fits(staging_bytes=self._own.size_bytes, arena_bytes=self.arena.size_bytes)
 
     def _leave(self) -> None:
         with contextlib.suppress(TransportError):
@@ -354,7 +504,7 @@ def _resolve(future: asyncio.Future[TransferEnd], end: TransferEnd) -> None:
         future.set_result(end)
 
 
-def _soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
+def soon(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
     """Call a function in the loop's thread, after earlier calls."""
     with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
         loop.call_soon_threadsafe(function, *arguments)

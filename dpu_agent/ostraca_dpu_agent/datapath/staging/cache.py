@@ -110,9 +110,9 @@ class BlockCache:
         """
         return self._rows.match(keys, self.lengths, lengths)
 
-    def tags(self, rows: NDArray[np.int64]) -> bytes:
-        """Return the tags of these blocks, concatenated."""
-        return self._tags[rows].tobytes()
+    def tags(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the tags of these blocks, shape (n, 16)."""
+        return self._tags[rows].view(np.uint8).reshape(-1, TAG_BYTES)
 
     def hold(self, rows: NDArray[np.int64]) -> None:
         """Use blocks and hold them until ``release``."""

@@ -69,8 +69,15 @@ class RawNixl(RawPair):
 
     name = "raw NIXL"
 
-    def __init__(self, blocks: int, block_bytes: int) -> None:
-        super().__init__(blocks * block_bytes, _hold_registered_memory)
+    def __init__(
+        self,
+        blocks: int,
+        block_bytes: int,
+        serve: Callable[..., None] | None = None,
+        *arguments: object,
+    ) -> None:
+        """Start the other process: *serve* as in ``RawPair``, by default a holder of registered memory."""
+        super().__init__(blocks * block_bytes, serve or hold_registered_memory, *arguments)
         address, metadata = _first_word(self._pipe)
         self._memory = _filled_memory(self._bytes)
         self._agent = NixlAgent(unique_name("raw"))
@@ -91,8 +98,9 @@ class RawNixl(RawPair):
     def _read(self) -> None:
         self._move("READ")
 
-    def _move(self, operation: str) -> None:
-        transfer = self._agent.pick(operation, self._own, self._theirs)
+    def _move(self, operation: str, rows: slice = slice(None)) -> None:
+        own, theirs = ((slots, numbers[rows]) for slots, numbers in (self._own, self._theirs))
+        transfer = self._agent.pick(operation, own, theirs)
         state = self._agent.post(transfer)
         while state is TransferState.PENDING:
             state = self._agent.poll(transfer)
@@ -132,12 +140,18 @@ class RawSocket(RawPair):
         self._pipe.recv()
 
 
-def _hold_registered_memory(pipe: Connection, size_bytes: int) -> None:
-    """Serve registered memory in the other process, until the pipe is closed."""
+def registered_memory(pipe: Connection, size_bytes: int) -> tuple[NixlAgent, HugeMemory]:
+    """Make the memory of the other process, and offer it on the pipe."""
     memory = _filled_memory(size_bytes)
     agent = NixlAgent(unique_name("raw-memory"))
     agent.register(memory.address, size_bytes)
     pipe.send((memory.address, agent.metadata()))
+    return agent, memory
+
+
+def hold_registered_memory(pipe: Connection, size_bytes: int) -> None:
+    """Serve registered memory in the other process, until the pipe is closed."""
+    agent, _memory = registered_memory(pipe, size_bytes)
     with contextlib.suppress(EOFError, OSError):
         while not pipe.poll(_PROGRESS_S):
             agent.progress()

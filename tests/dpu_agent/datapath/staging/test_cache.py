@@ -81,7 +81,7 @@ def test_a_block_of_another_length_is_not_found_and_says_so_by_its_absence() -> 
     positions, rows = cache.find(keys(2, 3, 1), np.array([100, 100, 99], np.uint32))
     assert positions.tolist() == [0]
     assert cache.offsets[rows].tolist() == [PAGE]
-    assert cache.tags(rows) == keys(2).tobytes()
+    assert cache.tags(rows).tobytes() == keys(2).tobytes()
 
 
 def test_of_more_than_fits_as_much_is_kept_as_fits() -> None:
@@ -109,7 +109,7 @@ def test_it_grows_with_its_blocks_and_finds_them_all() -> None:
         check_cache(cache)
     _, rows = cache.find(column, lengths)
     assert cache.offsets[rows].tolist() == (np.arange(5000) * PAGE).tolist()
-    assert cache.tags(rows) == column.tobytes()
+    assert cache.tags(rows).tobytes() == column.tobytes()
 
 
 def test_what_a_prefetch_brought_is_counted_as_got_or_as_dropped_unread() -> None:

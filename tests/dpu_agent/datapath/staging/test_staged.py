@@ -206,7 +206,7 @@ async def test_a_read_that_outlives_its_get_keeps_the_slots_in_quarantine() -> N
         assert get_states(await fabric.get(fabric.worker(), range(2))) == [HIT] * 2
 
 
-async def test_blocks_committed_before_their_waves_turn_come_from_flash() -> None:
+async def test_blocks_committed_before_their_parts_turn_come_from_flash() -> None:
     async with staged(range(10)) as fabric:
         reader = fabric.worker()
         reader.arena.is_held = True
@@ -217,7 +217,7 @@ async def test_blocks_committed_before_their_waves_turn_come_from_flash() -> Non
         reader.arena.let_go()
         assert get_states(await getting) == [HIT] * 10
         check_content(reader, range(10))
-        assert fabric.context.counters.snapshot().get_hits_from_staging == 4
+        assert fabric.context.counters.snapshot().get_hits_from_staging == 8
         await fabric.at_rest()
 
 

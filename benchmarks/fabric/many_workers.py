@@ -1,0 +1,115 @@
+"""D12: eight workers that get from one agent's DRAM at once, beside one worker alone."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import time
+from typing import TYPE_CHECKING
+
+from benchmarks.support.conditions import batch_text
+from benchmarks.support.figure import Figure, Target
+
+from ostraca_cli.tools.bench import suite
+from ostraca_cli.tools.bench.fabric import running_fabric
+from ostraca_cli.tools.bench.series import GB, Measurement, Pacing, Series
+from ostraca_cli.tools.bench.workload import MeasureError
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from benchmarks.support.conditions import Conditions
+
+    from ostraca_cli.tools.bench.suite import BenchPlan
+
+WORKERS = 8
+_SPAWN = multiprocessing.get_context("spawn")
+_START_S = 60.0
+
+
+def run(conditions: Conditions) -> list[Figure]:
+    """Measure rounds of one worker, then of eight."""
+    plan = conditions.one_plan()
+    round_s, rounds = (0.05, 2) if conditions.is_short else (1.0, 10)
+    room_bytes = 2 * WORKERS * plan.batch_bytes + suite.GIB // 2
+    options = ("--capacity", str(room_bytes), "--dram", str(room_bytes))
+    with running_fabric(conditions.new_directory(), *options) as fabric, contextlib.ExitStack() as stack:
+        workers = [
+            stack.enter_context(contextlib.closing(_RemoteWorker(plan, fabric.address)))
+            for _ in range(WORKERS)
+        ]
+        for worker in workers:
+            worker.wait_until_ready()
+        alone = []
+        together = []
+        for _ in range(rounds):
+            alone.append(_rates(workers[:1], round_s)[0])
+            together.append(_rates(workers, round_s))
+    batch, one = batch_text(plan), Series(tuple(alone))
+    total = Measurement("sum", Series(tuple(map(sum, together))), "one worker", one)
+    shares = Measurement(
+        "worst share",
+        Series(tuple(map(min, together))),
+        "an equal share",
+        Series(tuple(sum(rates) / WORKERS for rates in together)),
+    )
+    name = f"get {batch} from DRAM, {WORKERS} workers"
+    return [
+        Figure("D12", f"{name}, sum", "GB/s", total, Target(ratio_at_least=1.0)),
+        Figure("D12", f"{name}, slowest", "GB/s", shares, Target(ratio_at_least=0.7)),
+    ]
+
+
+def _rates(workers: list[_RemoteWorker], seconds: float) -> list[float]:
+    """Let workers get at once; return the rate of each."""
+    until_s = time.monotonic() + seconds
+    for worker in workers:
+        worker.start(until_s)
+    return [worker.finish() for worker in workers]
+
+
+class _RemoteWorker:
+    """A worker in a process of its own."""
+
+    def __init__(self, plan: BenchPlan, address: str) -> None:
+        self._pipe, theirs = _SPAWN.Pipe()
+        shape = plan.blocks, plan.block_bytes
+        self._process = _SPAWN.Process(target=_serve, args=(theirs, address, shape), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def wait_until_ready(self) -> None:
+        """Wait until the worker's batch is in the agent's DRAM."""
+        if not self._pipe.poll(_START_S):
+            raise MeasureError(f"a worker was not ready within {_START_S:.0f} s")
+        self._pipe.recv()
+
+    def start(self, until_s: float) -> None:
+        """Get until a time of the monotonic clock."""
+        self._pipe.send(until_s)
+
+    def finish(self) -> float:
+        """Return the rate."""
+        rate: float = self._pipe.recv()
+        return rate
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join()
+
+
+def _serve(pipe: Connection, address: str, shape: tuple[int, int]) -> None:
+    """Get batches for as long as told, until the pipe closes."""
+    blocks, block_bytes = shape
+    plan = suite.BenchPlan(blocks, block_bytes, Pacing(0.0))
+    with contextlib.closing(suite.workload(plan, address)) as work, contextlib.suppress(EOFError):
+        chain = suite.resident_chain(work)
+        pipe.send("ready")
+        while True:
+            until_s = pipe.recv()
+            begun_s, batches = time.monotonic(), 0
+            while time.monotonic() < until_s:
+                work.get_views(chain)
+                batches += 1
+            pipe.send(batches * work.batch_bytes / GB / (time.monotonic() - begun_s))

@@ -1,0 +1,199 @@
+"""What every arena's streams promise: a class that ``TransportContract`` inherits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.contract.transports.arena_host import ArenaHost
+from tests.contract.transports.transport_bench import (
+    ARENA,
+    DONE,
+    FAILED,
+    FROM_WORKER,
+    PAGE,
+    STAGING,
+    TO_WORKER,
+    Bench,
+    moved,
+    noise,
+    wave,
+)
+
+from ostraca_fabric.ports.transport import (
+    BulkChannel,
+    RemoteArena,
+    TransferEnd,
+    WaveNews,
+    WaveStream,
+)
+from ostraca_fabric.tables.digests import PieceState
+from ostraca_fabric.tables.slots import Wave
+
+GOOD, DAMAGED = np.uint8(PieceState.GOOD), np.uint8(PieceState.DAMAGED)
+PER_WAVE = 4
+
+
+@dataclass
+class Heard:
+    """News of a stream."""
+
+    news: list[WaveNews] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def report(self, news: Sequence[WaveNews]) -> None:
+        self.news += news
+        self.changed.set()
+
+    def rows(self, end: TransferEnd | None) -> list[int]:
+        """Return the rows that waves of such news had, in order."""
+        return [row for each in self.news if each.end is end for row in each.rows.tolist()]
+
+    async def until(self, rows: int) -> None:
+        """Wait until as many rows are delivered."""
+        while len(self.rows(DONE)) < rows:
+            self.changed.clear()
+            await self.changed.wait()
+
+
+class StreamContract:
+    """Inherit by way of ``TransportContract``."""
+
+    async def attached(self, bench: Bench, host: ArenaHost) -> RemoteArena:
+        """Return a worker's arena."""
+        raise NotImplementedError
+
+    async def connect(self, host: ArenaHost) -> BulkChannel:
+        """Return the control connection to a worker."""
+        raise NotImplementedError
+
+    async def arrived(self, bench: Bench, peer: RemoteArena) -> None:
+        """Wait until what was sent before is in the arena: what is asked for later is answered later."""
+        assert await peer.submit(FROM_WORKER, wave(1, PAGE, PAGE)) is DONE
+
+    def stream(
+        self, peer: RemoteArena, blocks: Wave, states: NDArray[np.uint8] | None = None
+    ) -> tuple[WaveStream, Heard]:
+        heard = Heard()
+        stream = peer.stream(blocks, states, per_wave=PER_WAVE, clock=time.monotonic, report=heard.report)
+        return stream, heard
+
+    async def filled(self, bench: Bench) -> RemoteArena:
+        await bench.hosts[0].fill(0, bytes(ARENA))
+        bench.memory.array[:STAGING] = noise(STAGING, 11)
+        return await self.attached(bench, bench.hosts[0])
+
+    async def holds(self, bench: Bench, peer: RemoteArena, blocks: Wave) -> None:
+        """Check that these blocks are in the arena, and nothing else."""
+        await self.arrived(bench, peer)
+        wanted = moved(noise(STAGING, 11), np.zeros(ARENA, np.uint8), blocks, TO_WORKER)
+        assert await bench.hosts[0].peek(0, ARENA) == wanted.tobytes()
+        peer.close()
+
+    async def test_a_stream_moves_blocks_in_memory_in_waves(self, bench: Bench) -> None:
+        peer, blocks = await self.filled(bench), wave(10, 64 << 10, 60_000)
+        stream, heard = self.stream(peer, blocks)
+        assert not heard.news  # news comes later, not within the call
+        await stream.ended
+        assert [len(each.rows) for each in heard.news if each.end is DONE] == [4, 4, 2]
+        assert sorted(heard.rows(None)) == sorted(heard.rows(DONE)) == list(range(10))
+        times_s = [each.at_s for each in heard.news]
+        assert times_s == sorted(times_s)
+        for number, each in enumerate(heard.news):  # each wave begins before its end
+            if each.end is not None:
+                assert any(other.rows is each.rows for other in heard.news[:number] if other.end is None)
+        assert not len(stream.stop())
+        await self.holds(bench, peer, blocks)
+
+    async def test_an_empty_stream_ends(self, bench: Bench) -> None:
+        peer = await self.filled(bench)
+        stream, heard = self.stream(peer, wave(0, PAGE, PAGE))
+        await stream.ended
+        assert not heard.news
+        peer.close()
+
+    async def test_blocks_of_a_stream_move_as_they_become_ready_and_no_others(self, bench: Bench) -> None:
+        peer, blocks, states = await self.filled(bench), wave(12, 64 << 10, 60_000), np.zeros(12, np.uint8)
+        states[3] = GOOD
+        stream, heard = self.stream(peer, blocks, states)
+        await heard.until(1)
+        assert heard.rows(DONE) == [3]
+        states[[0, 5, 7]] = GOOD
+        states[1] = DAMAGED
+        stream.look()
+        await heard.until(4)
+        assert sorted(heard.rows(DONE)) == [0, 3, 5, 7]
+        states[8] = GOOD
+        frozen = stream.freeze()
+        states[9] = GOOD
+        stream.look()
+        await stream.ended
+        good = [0, 3, 5, 7, 8]
+        assert sorted(heard.rows(DONE)) == np.flatnonzero(frozen == GOOD).tolist() == good
+        await self.holds(bench, peer, blocks.some(np.array(good)))
+
+    async def test_a_stopped_stream_begins_no_wave_and_ends(self, bench: Bench) -> None:
+        peer, blocks, states = await self.filled(bench), wave(12, 64 << 10, 60_000), np.zeros(12, np.uint8)
+        stream, heard = self.stream(peer, blocks, states)
+        states[:2] = GOOD
+        stream.look()
+        await heard.until(2)
+        assert not len(stream.stop())
+        states[:] = GOOD
+        stream.look()
+        await stream.ended
+        assert sorted(heard.rows(None)) == sorted(heard.rows(DONE)) == [0, 1]
+        await self.holds(bench, peer, blocks.some(np.array([0, 1])))
+
+    async def test_a_stop_names_the_blocks_of_waves_under_way(self, bench: Bench) -> None:
+        peer, blocks = await self.filled(bench), wave(64, 128 << 10, 128 << 10)
+        stream, heard = self.stream(peer, blocks)
+        moving = stream.stop().tolist()
+        await stream.ended
+        begun = heard.rows(None)
+        assert sorted(begun) == sorted(heard.rows(DONE))
+        assert set(moving) <= set(begun)
+        assert len(begun) < 64
+        await self.holds(bench, peer, blocks.some(np.array(begun, np.intp)))
+
+    async def test_several_streams_move_at_once(self, bench: Bench) -> None:
+        peer, whole = await self.filled(bench), wave(96, 128 << 10, 100_000)
+        streams = [self.stream(peer, whole.some(np.arange(at, 96, 4))) for at in range(4)]
+        await asyncio.gather(*(stream.ended for stream, _ in streams))
+        assert all(sorted(heard.rows(DONE)) == list(range(24)) for _, heard in streams)
+        await self.holds(bench, peer, whole)
+
+    async def test_waves_of_a_closed_arena_fail(self, bench: Bench) -> None:
+        peer, blocks, states = await self.filled(bench), wave(8, 64 << 10, 60_000), np.zeros(8, np.uint8)
+        stream, heard = self.stream(peer, blocks, states)
+        states[:2] = GOOD
+        stream.look()
+        await heard.until(2)
+        peer.close()
+        states[:] = GOOD
+        stream.freeze()
+        late, heard_late = self.stream(peer, blocks)
+        await asyncio.gather(stream.ended, late.ended)
+        assert sorted(heard.rows(DONE)) == [0, 1]
+        assert sorted(heard.rows(FAILED)) == list(range(2, 8))
+        assert sorted(heard_late.rows(FAILED)) == list(range(8))
+        await self.holds(bench, await self.attached(bench, bench.hosts[0]), blocks.some(np.array([0, 1])))
+
+    @pytest.mark.parametrize("side", ["arena", "staging"])
+    async def test_a_stream_with_a_block_out_of_range_fails_and_touches_nothing(
+        self, bench: Bench, side: str
+    ) -> None:
+        peer, good = await self.filled(bench), wave(4, PAGE, PAGE)
+        offsets = (good.arena if side == "arena" else good.staging).copy()
+        offsets[2] = ARENA
+        bad = replace(good, arena=offsets) if side == "arena" else replace(good, staging=offsets)
+        stream, heard = self.stream(peer, bad)
+        await stream.ended
+        assert sorted(heard.rows(FAILED)) == list(range(4))
+        assert not heard.rows(DONE)
+        await self.holds(bench, peer, good.some(np.empty(0, np.intp)))
