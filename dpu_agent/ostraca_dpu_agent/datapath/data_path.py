@@ -110,7 +110,8 @@ class DataPath:
 
     async def get(self, worker: WorkerConnection, volume: ServedVolume, request: Get) -> GetDone:
         """Load blocks into the worker's arena."""
-        self.names.record(volume, request.spans)
+        if self.names.is_kept:
+            self.names.record(volume, request.spans)
         return await self._serve(
             worker,
             volume,
@@ -122,7 +123,8 @@ class DataPath:
 
     async def put(self, worker: WorkerConnection, volume: ServedVolume, request: Put) -> PutDone:
         """Store blocks from the worker's arena."""
-        self.names.record(volume, request.spans)
+        if self.names.is_kept:
+            self.names.record(volume, request.spans)
         return await self._serve(
             worker,
             volume,

@@ -22,6 +22,7 @@ class BlockNames:
 
         *first* is the number of the first span, above all numbers of the agent's previous start.
         """
+        self.is_kept = bool(volume)
         self._volume = volume
         self._names_max = names_max
         self._next = first
@@ -30,7 +31,7 @@ class BlockNames:
 
     def record(self, volume: ServedVolume, spans: Sequence[Span]) -> None:
         """Keep the names of a request's blocks, present or not."""
-        if not self._volume or full_name(volume.record) != self._volume:
+        if full_name(volume.record) != self._volume:
             return
         self._spans.extend(spans)
         self._next += len(spans)

@@ -18,7 +18,7 @@ quarantine, never a timeout (architecture §6)::
 Pure bookkeeping: offsets only, without addresses or memory accesses. Not thread-safe; the caller holds the
 lock. An array has a state byte per page, and a batch of slots is a single call into C (``native/slots.c``).
 
-A ``Wave`` names slots at both ends of a transfer.
+A ``Wave`` names slots at both ends of a transfer. A ``WaveQueue`` cuts ready blocks into waves.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.native import at, library
+from ostraca_fabric.tables.digests import PieceState
 
 _FREE, _KEPT, _TAKEN, _QUARANTINE = range(4)
 
@@ -209,3 +210,72 @@ class Wave:
                 at(staging), staging_bytes, at(arena), arena_bytes, at(lengths), longest, count
             )
         )
+
+
+_MOVES_AHEAD = 2
+"""Waves of a stream under way at once."""
+
+_GOOD = int(PieceState.GOOD)  # an enum's member costs microseconds
+
+_NO_ROWS = np.empty(0, np.intp)
+
+
+class WaveQueue:
+    """Blocks of a stream: which form the next wave, and which are under way. Not thread-safe.
+
+    Others change the states of blocks meanwhile, until ``freeze``.
+    """
+
+    def __init__(self, blocks: Wave, states: NDArray[np.uint8] | None, *, per_wave: int) -> None:
+        """Begin without a wave. *states* has a ``PieceState`` per block; None: all blocks are ready."""
+        count = len(blocks.lengths)
+        self._blocks = blocks
+        self._states = np.full(count, _GOOD, np.uint8) if states is None else states
+        self._is_frozen = states is None
+        self._is_stopped = False
+        self._per_wave = per_wave
+        self._is_begun = np.zeros(count, np.bool_)
+        self._begun = 0
+        self._waves = 0
+        self._under_way: dict[int, NDArray[np.intp]] = {}
+
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return len(self._is_begun)
+
+    def take(self) -> tuple[int, NDArray[np.intp], Wave] | None:
+        """Take the next wave, if it may begin now; return its number, rows and blocks."""
+        if self._is_stopped or len(self._under_way) >= _MOVES_AHEAD:
+            return None
+        ready = self._ready()
+        if not ready or (self._under_way and not self._is_frozen and ready < self._per_wave // 2):
+            return None  # more blocks will be there before the wave under way has settled
+        rows = np.nonzero((self._states == _GOOD) & ~self._is_begun)[0][: self._per_wave]
+        self._is_begun[rows] = True
+        self._begun += len(rows)
+        self._waves += 1
+        self._under_way[self._waves] = rows
+        return self._waves, rows, self._blocks.some(rows)
+
+    def settle(self, wave: int) -> NDArray[np.intp]:
+        """Note the end of a wave; return its rows."""
+        return self._under_way.pop(wave)
+
+    def freeze(self) -> NDArray[np.uint8]:
+        """Let no further block become ready; return a copy of the states that count from now on."""
+        self._states = self._states.copy()
+        self._is_frozen = True
+        return self._states
+
+    def stop(self) -> NDArray[np.intp]:
+        """Give out no further wave; return the rows of waves under way."""
+        self._is_stopped = True
+        return np.concatenate((_NO_ROWS, *self._under_way.values()))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all waves have settled, and no other will begin."""
+        return not self._under_way and (self._is_stopped or (self._is_frozen and not self._ready()))
+
+    def _ready(self) -> int:
+        return self._states.tobytes().count(_GOOD) - self._begun

@@ -18,8 +18,8 @@ from tests.support.invariants import check_cache, check_slots
 from tests.support.simulated.memory_drive import MemoryDrive
 
 from ostraca_dpu_agent.adapters.peers.loopback_owners import LoopbackOwners
-from ostraca_dpu_agent.adapters.transports.block_stream import SubmittedStreams
 from ostraca_dpu_agent.adapters.transports.inline_transport import InlineTransport
+from ostraca_dpu_agent.adapters.transports.submitted_stream import SubmittedStreams
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.datapath.data_path import DataPath
 from ostraca_dpu_agent.datapath.request import RequestContext

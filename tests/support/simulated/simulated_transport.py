@@ -20,7 +20,7 @@ import numpy as np
 from tests.support.simulated.joined import resolve
 from tests.support.simulated.virtual_hosts import outside
 
-from ostraca_dpu_agent.adapters.transports.block_stream import SubmittedStreams
+from ostraca_dpu_agent.adapters.transports.submitted_stream import SubmittedStreams
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.ports.transport import Direction, TransferEnd, check_offer
 from ostraca_fabric.wire.messages import ArenaOffer

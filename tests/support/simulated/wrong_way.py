@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ostraca_dpu_agent.adapters.transports.block_stream import SubmittedStreams
+from ostraca_dpu_agent.adapters.transports.submitted_stream import SubmittedStreams
 from ostraca_fabric.ports.transport import Direction, TransferEnd
 from ostraca_fabric.runtime.tasks import Tasks
 

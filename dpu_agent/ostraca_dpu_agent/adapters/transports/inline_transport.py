@@ -13,7 +13,7 @@ import functools
 
 import numpy as np
 
-from ostraca_dpu_agent.adapters.transports.block_stream import SubmittedStreams
+from ostraca_dpu_agent.adapters.transports.submitted_stream import SubmittedStreams
 from ostraca_fabric.errors import FrameTooLongError
 from ostraca_fabric.ports.transport import INLINE, BulkChannel, Direction, TransferEnd, check_offer
 from ostraca_fabric.tables.slots import Wave

@@ -24,7 +24,7 @@ import contextlib
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -34,14 +34,15 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.adapters.transports.block_stream import BlockStream, Report
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.nixl.runtime import NixlAgent, Prepared, Transfer, TransferState
-from ostraca_fabric.ports.transport import BulkChannel, Direction, TransferEnd
+from ostraca_fabric.ports.transport import BulkChannel, Direction, TransferEnd, WaveNews
 from ostraca_fabric.runtime.threads import show_name
-from ostraca_fabric.tables.slots import Wave, slot_numbers
+from ostraca_fabric.tables.slots import Wave, WaveQueue, slot_numbers
 
 T = TypeVar("T")
+
+Report = Callable[[Sequence[WaveNews]], None]
 
 POLLS_IN_A_ROW = 20
 PAUSE_S_MIN = 50e-6
@@ -277,25 +278,27 @@ def transfer_of(
     )
 
 
-class NixlStream(BlockStream):
-    """A stream whose waves begin in the thread of NIXL."""
+class NixlStream:
+    """Stream whose waves begin in the thread of NIXL: implements ``ports.transport.WaveStream``."""
 
     def __init__(
         self,
         thread: NixlThread,
         begin: Callable[[Wave, Callable[[TransferEnd | None], None]], bool],
-        blocks: Wave,
-        states: NDArray[np.uint8] | None,
-        *,
-        per_wave: int,
+        queue: WaveQueue,
         clock: Callable[[], float],
         report: Report,
     ) -> None:
-        """Begin no wave yet. *begin* is ``NixlPeer.begin``; others are those of ``RemoteArena.stream``."""
-        super().__init__(blocks, states, per_wave=per_wave, clock=clock, report=report)
+        """Begin no wave yet. *begin* is ``NixlPeer.begin``."""
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._thread = thread
-        self._start = begin
+        self._begin = begin
+        self._queue = queue
+        self._clock = clock
+        self._report = report
         self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._news: list[WaveNews] = []
         self._fails = False
         self._is_known = True
         self._is_telling = False
@@ -309,32 +312,54 @@ class NixlStream(BlockStream):
         """Wake the thread."""
         self._thread.submit(_nothing)
 
+    def freeze(self) -> NDArray[np.uint8]:
+        """Let no further block become ready, as the port specifies."""
+        with self._lock:
+            states = self._queue.freeze()
+        self.look()
+        return states
+
+    def stop(self) -> NDArray[np.intp]:
+        """Begin no further wave, as the port specifies."""
+        with self._lock:
+            rows = self._queue.stop()
+        self.look()
+        return rows
+
     def fail(self) -> None:
         """Let all further waves fail."""
         self._fails = True
 
     def step(self) -> bool:
         """Begin a wave, if one is ready, and have news told; return whether to go on. Runs in the thread."""
-        taken = self._next_wave()
+        with self._lock:
+            taken = self._queue.take()
+            if taken is not None:
+                self._news.append(WaveNews(self._clock(), taken[1], None))
         if taken is not None:
-            number, wave = taken
-            settled = partial(self._wave_ended, number, len(wave.lengths))
+            number, _, wave = taken
             if self._fails:
-                settled(TransferEnd.FAILED)
+                self._settle(number, TransferEnd.FAILED)
             else:
-                self._start(wave, settled)
+                self._begin(wave, partial(self._settle, number))
         is_last = self._is_over() or not self._is_known
         if is_last or self._is_due():
             self._untold, self._is_telling = 0, True
             soon(self._loop, self._give_news)
         return not is_last
 
-    def _wave_ended(self, number: int, blocks: int, end: TransferEnd | None) -> None:
+    def _settle(self, number: int, end: TransferEnd | None) -> None:
         if end is None:
             self._is_known = False
-        else:
-            self._settle(number, end)
-            self._untold += blocks
+            return
+        with self._lock:
+            rows = self._queue.settle(number)
+            self._news.append(WaveNews(self._clock(), rows, end))
+        self._untold += len(rows)
+
+    def _is_over(self) -> bool:
+        with self._lock:
+            return self._queue.is_over
 
     def _is_due(self) -> bool:
         """Return whether the loop should take the news now."""
@@ -342,11 +367,20 @@ class NixlStream(BlockStream):
         if not self._news or self._is_telling:
             self._told_s = now_s
             return False
-        return self._untold * NEWS_SHARE >= len(self._is_begun) or now_s - self._told_s > NEWS_S
+        return self._untold * NEWS_SHARE >= len(self._queue) or now_s - self._told_s > NEWS_S
 
     def _give_news(self) -> None:
+        """Report the news, on the event loop; then end if over."""
         self._is_telling = False
-        super()._give_news()
+        is_over = self._is_over()  # before: later news belongs to no ended stream
+        with self._lock:
+            news, self._news = self._news, []
+        try:
+            if news:
+                self._report(news)
+        finally:
+            if is_over and not self.ended.done():
+                self.ended.set_result(None)
 
 
 def _nothing() -> None:
@@ -415,9 +449,8 @@ class NixlPeer:
     ) -> NixlStream:
         """Start moving blocks, as the port specifies."""
         begin = partial(self.begin, Direction.TO_WORKER, self._own)
-        stream = NixlStream(
-            self._thread, begin, blocks, states, per_wave=per_wave, clock=clock, report=report
-        )
+        queue = WaveQueue(blocks, states, per_wave=per_wave)
+        stream = NixlStream(self._thread, begin, queue, clock, report)
         if self._is_closed or not self._fits(blocks):
             stream.fail()
         self._streams.add(stream)

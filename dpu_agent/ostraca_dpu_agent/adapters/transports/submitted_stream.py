@@ -1,0 +1,89 @@
+"""Streams of arenas without a thread of their own: the event loop begins each wave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_fabric.ports.transport import Direction, TransferEnd, WaveNews, WaveStream
+from ostraca_fabric.tables.slots import Wave, WaveQueue
+
+
+class SubmittedStream:
+    """Stream whose waves are submitted to an arena: implements ``ports.transport.WaveStream``."""
+
+    def __init__(
+        self,
+        submit: Callable[[Direction, Wave], asyncio.Future[TransferEnd]],
+        queue: WaveQueue,
+        clock: Callable[[], float],
+        report: Callable[[Sequence[WaveNews]], None],
+    ) -> None:
+        """Begin the first waves."""
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._submit = submit
+        self._queue = queue
+        self._clock = clock
+        self._report = report
+        self._news: list[WaveNews] = []
+        self.look()
+
+    def look(self) -> None:
+        """Begin waves of ready blocks; report soon."""
+        while (taken := self._queue.take()) is not None:
+            number, rows, wave = taken
+            self._news.append(WaveNews(self._clock(), rows, None))
+            self._submit(Direction.TO_WORKER, wave).add_done_callback(partial(self._settle, number))
+        if self._news or self._queue.is_over:
+            asyncio.get_running_loop().call_soon(self._give_news)
+
+    def freeze(self) -> NDArray[np.uint8]:
+        """Let no further block become ready, as the port specifies."""
+        states = self._queue.freeze()
+        self.look()
+        return states
+
+    def stop(self) -> NDArray[np.intp]:
+        """Begin no further wave, as the port specifies."""
+        rows = self._queue.stop()
+        self.look()
+        return rows
+
+    def _settle(self, number: int, end: asyncio.Future[TransferEnd]) -> None:
+        self._news.append(WaveNews(self._clock(), self._queue.settle(number), end.result()))
+        self.look()
+
+    def _give_news(self) -> None:
+        news, self._news = self._news, []
+        try:
+            if news:
+                self._report(news)
+        finally:
+            if self._queue.is_over and not self._news and not self.ended.done():
+                self.ended.set_result(None)
+
+
+class SubmittedStreams:
+    """Part of an arena without a thread of its own: streams by ``submit``."""
+
+    polls = False
+
+    def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
+        """Start moving a wave, as the port specifies."""
+        raise NotImplementedError
+
+    def stream(
+        self,
+        blocks: Wave,
+        states: NDArray[np.uint8] | None,
+        *,
+        per_wave: int,
+        clock: Callable[[], float],
+        report: Callable[[Sequence[WaveNews]], None],
+    ) -> WaveStream:
+        """Start moving blocks, as the port specifies."""
+        return SubmittedStream(self.submit, WaveQueue(blocks, states, per_wave=per_wave), clock, report)
