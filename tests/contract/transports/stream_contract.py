@@ -197,3 +197,28 @@ class StreamContract:
         assert sorted(heard.rows(FAILED)) == list(range(4))
         assert not heard.rows(DONE)
         await self.holds(bench, peer, good.some(np.empty(0, np.intp)))
+
+    async def test_streams_that_wait_hold_up_no_other(self, bench: Bench) -> None:
+        peer, blocks = await self.filled(bench), wave(8, 64 << 10, 60_000)
+        waiting = [self.stream(peer, blocks, np.zeros(8, np.uint8))[0] for _ in range(20)]
+        stream, heard = self.stream(peer, blocks)
+        await stream.ended
+        assert sorted(heard.rows(DONE)) == list(range(8))
+        for each in waiting:
+            each.freeze()
+        await asyncio.gather(*(each.ended for each in waiting))
+        await self.holds(bench, peer, blocks)
+
+    async def test_a_worker_killed_in_mid_stream_harms_no_other(self, bench: Bench) -> None:
+        doomed = bench.another_host("doomed-stream")
+        peer = await self.attached(bench, doomed)
+        stream, heard = self.stream(peer, wave(16, 1 << 20, 1 << 20))
+        await asyncio.to_thread(doomed.kill)
+        # A wave whose end is never known keeps the stream from ending.
+        await asyncio.wait((stream.ended,), timeout=1.0)
+        peer.close()
+        assert len(stream.stop()) == len(heard.rows(None)) - len(heard.rows(DONE)) - len(heard.rows(FAILED))
+        other, blocks = await self.filled(bench), wave(8, 64 << 10, 60_000)
+        again, _ = self.stream(other, blocks)
+        await again.ended
+        await self.holds(bench, other, blocks)
