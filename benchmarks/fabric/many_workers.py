@@ -34,12 +34,10 @@ def run(conditions: Conditions) -> list[Figure]:
     room_bytes = 2 * WORKERS * plan.batch_bytes + suite.GIB // 2
     options = ("--capacity", str(room_bytes), "--dram", str(room_bytes))
     with running_fabric(conditions.new_directory(), *options) as fabric, contextlib.ExitStack() as stack:
-        workers = [
-            stack.enter_context(contextlib.closing(_RemoteWorker(plan, fabric.address)))
-            for _ in range(WORKERS)
-        ]
-        for worker in workers:
-            worker.wait_until_ready()
+        workers: list[_RemoteWorker] = []
+        for _ in range(WORKERS):
+            workers.append(stack.enter_context(contextlib.closing(_RemoteWorker(plan, fabric.address))))
+            workers[-1].wait_until_ready()
         alone = []
         together = []
         for _ in range(rounds):
@@ -80,9 +78,13 @@ class _RemoteWorker:
 
     def wait_until_ready(self) -> None:
         """Wait until the worker's batch is in the agent's DRAM."""
-        if not self._pipe.poll(_START_S):
-            raise MeasureError(f"a worker was not ready within {_START_S:.0f} s")
-        self._pipe.recv()
+        try:
+            if self._pipe.poll(_START_S):
+                self._pipe.recv()
+                return
+        except EOFError as error:
+            raise MeasureError("a worker has ended: see the message above") from error
+        raise MeasureError(f"a worker was not ready within {_START_S:.0f} s")
 
     def start(self, until_s: float) -> None:
         """Get until a time of the monotonic clock."""

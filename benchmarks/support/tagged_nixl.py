@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 WAVE_BYTES = 4 << 20
+_PROGRESS_S = 0.001
 _SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -52,16 +53,24 @@ class TaggedNixl(RawNixl):
 
 def _make_tags(pipe: Connection, size_bytes: int, blocks: int, landed: c_int64) -> None:
     """Make the tags of every batch, until the pipe is closed."""
-    _agent, memory = registered_memory(pipe, size_bytes)
+    agent, memory = registered_memory(pipe, size_bytes)
     block_bytes = size_bytes // blocks
     offsets = np.arange(blocks, dtype=np.int64) * block_bytes
     lengths, seeds = np.full(blocks, block_bytes, np.uint32), np.zeros(blocks, np.uint64)
     with contextlib.suppress(EOFError, OSError):
-        while pipe.recv():
+        while True:
+            while not pipe.poll(_PROGRESS_S):
+                agent.progress()
+            pipe.recv()
             done = 0
             while done < blocks:
                 rows = slice(done, landed.value)
-                tags_of(memory.array, offsets[rows], lengths[rows], seeds[rows])
-                done = max(done, rows.stop)
+                if rows.stop > done:
+                    tags_of(memory.array, offsets[rows], lengths[rows], seeds[rows])
+                    done = rows.stop
+                else:
+                    agent.progress()  # a first transfer needs both ends
+                    if pipe.poll():
+                        raise EOFError  # the other process has gone
             pipe.send("done")
     os._exit(0)  # not through NIXL's own exit, which has crashed processes
