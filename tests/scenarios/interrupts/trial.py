@@ -206,6 +206,8 @@ class Trial:
         until_s = time.monotonic() + DEADLINE_S
         while not (taken := self._client.take_completions()) and (left_s := until_s - time.monotonic()) > 0:
             select.select([self._client.fileno()], [], [], left_s)
+        if not taken:
+            faulthandler.dump_traceback()  # of all threads: which one was in the way?
         return taken
 
     def _asyncio(self) -> None:
