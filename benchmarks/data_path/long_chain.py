@@ -38,7 +38,7 @@ _WATCH_S = 200e-6
 
 def run(conditions: Conditions) -> list[Figure]:
     """Measure whole gets, in turns with reads of as many bytes."""
-    blocks, rounds = (2 * _PUT_BLOCKS, 2) if conditions.is_short else (BLOCKS, 5)
+    blocks, rounds = (_PUT_BLOCKS, 1) if conditions.is_short else (BLOCKS, 5)
     chain_bytes, directory = blocks * BLOCK_BYTES, conditions.new_directory()
     options = ("--capacity", str(2 * chain_bytes + suite.GIB // 2), "--dram", "0")
     plan = conditions.one_plan()

@@ -30,12 +30,12 @@ _START_S = 60.0
 def run(conditions: Conditions) -> list[Figure]:
     """Measure rounds of one worker, then of eight."""
     plan = conditions.one_plan()
-    round_s, rounds = (0.05, 2) if conditions.is_short else (1.0, 10)
-    room_bytes = 2 * WORKERS * plan.batch_bytes + suite.GIB // 2
+    round_s, rounds, count = (0.05, 2, 2) if conditions.is_short else (1.0, 10, WORKERS)
+    room_bytes = 2 * count * plan.batch_bytes + suite.GIB // 2
     options = ("--capacity", str(room_bytes), "--dram", str(room_bytes))
     with running_fabric(conditions.new_directory(), *options) as fabric, contextlib.ExitStack() as stack:
         workers: list[_RemoteWorker] = []
-        for _ in range(WORKERS):
+        for _ in range(count):
             workers.append(stack.enter_context(contextlib.closing(_RemoteWorker(plan, fabric.address))))
             workers[-1].wait_until_ready()
         alone = []
@@ -49,9 +49,9 @@ def run(conditions: Conditions) -> list[Figure]:
         "worst share",
         Series(tuple(map(min, together))),
         "an equal share",
-        Series(tuple(sum(rates) / WORKERS for rates in together)),
+        Series(tuple(sum(rates) / count for rates in together)),
     )
-    name = f"get {batch} from DRAM, {WORKERS} workers"
+    name = f"get {batch} from DRAM, {count} workers"
     return [
         Figure("D12", f"{name}, sum", "GB/s", total, Target(ratio_at_least=1.0)),
         Figure("D12", f"{name}, slowest", "GB/s", shares, Target(ratio_at_least=0.7)),
