@@ -25,7 +25,7 @@ from ostraca_fabric.model.ids import EnclosureId, drive_id
 from ostraca_fabric.model.outcome import Ack
 
 BATCH = 10
-WHOLE, SHORT = 4, 8
+WHOLE, SHORT = 3, 3
 """Batches of histories as long as those of ``make soak-sim``, and of those that end sooner."""
 
 SHORT_STEPS = 20

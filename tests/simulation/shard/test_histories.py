@@ -16,7 +16,7 @@ from tests.simulation.shard.world import Fate, Setup, World
 from tests.support.simulated.drive_faults import DriveFaults
 from tests.support.simulated.virtual_time import VirtualLoop
 
-BATCHES, BATCH = 8, 25
+BATCHES, BATCH = 4, 25
 
 WANTED = st.lists(
     st.tuples(st.integers(0, NUMBERS - 1), st.integers(1, 300_000)),
