@@ -174,6 +174,7 @@ class StreamContract:
         states[:2] = GOOD
         stream.look()
         await heard.until(2)
+        await self.arrived(bench, peer)  # another connection says nothing about this one
         peer.close()
         states[:] = GOOD
         stream.freeze()
