@@ -1,11 +1,11 @@
 """Transfers by NIXL: the thread that owns a NIXL agent, memory as lists, and a worker's arena.
 
-The thread never spins for long. With transfers or streams under way, the thread polls a few times in a row.
+The thread never spins for long. With transfers under way, the thread polls a few times in a row.
 Then it sleeps between polls for a sixteenth of the time since the last event, 50 µs to 5 ms. Waits grow by a
 few per cent, and a stopped peer costs almost no time. Without transfers, the thread waits for jobs and makes
 progress on a slow tick, for the sake of connections.
 
-A stream costs the event loop no turn per wave. The thread looks for ready blocks itself, begins their waves,
+A stream costs the event loop no turn per wave. The thread looks for ready blocks itself, every ``LOOK_S``, begins their waves,
 and gathers the news: a quarter of the blocks, or the news of a millisecond, are one turn of the loop.
 
 A transfer whose end NIXL can't tell is kept forever, unpolled and unreleased: its memory stays in
@@ -49,6 +49,9 @@ PAUSE_S_MIN = 50e-6
 PAUSE_S_MAX = 5e-3
 PAUSE_SHARE = 16
 IDLE_TICK_S = 0.05
+LOOK_S = 5e-4
+"""Between two looks for blocks that streams wait for: a look costs the event loop its interpreter."""
+
 STEPS_AT_ONCE = 8
 """Streams that the thread looks at between two polls: their number must not delay transfers."""
 
@@ -154,6 +157,9 @@ class NixlThread:
         try:
             if not self._inflight and not self._steps:
                 return self._jobs.get(timeout=0.0 if self._stop_at_s is not None else IDLE_TICK_S)
+            if not self._inflight:
+                has_begun, self._polls_left = self._polls_left > 0, 0
+                return self._jobs.get_nowait() if has_begun else self._jobs.get(timeout=LOOK_S)
             if self._polls_left > 0:
                 self._polls_left -= 1
                 return self._jobs.get_nowait()
