@@ -5,8 +5,9 @@ Then it sleeps between polls for a sixteenth of the time since the last event, 5
 few per cent, and a stopped peer costs almost no time. Without transfers, the thread waits for jobs and makes
 progress on a slow tick, for the sake of connections.
 
-A stream costs the event loop no turn per wave. The thread looks for ready blocks itself, every ``LOOK_S``, begins their waves,
-and gathers the news: a quarter of the blocks, or the news of a millisecond, are one turn of the loop.
+A stream costs the event loop no turn per wave. The thread looks for ready blocks itself, every ``LOOK_S``,
+begins their waves, and gathers the news: a quarter of the blocks, or the news of a millisecond, are one turn
+of the loop.
 
 A transfer whose end NIXL can't tell is kept forever, unpolled and unreleased: its memory stays in
 quarantine.
