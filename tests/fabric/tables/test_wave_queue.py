@@ -91,9 +91,9 @@ def test_a_stop_names_what_is_under_way() -> None:
     assert waves.take() is None
     assert not waves.is_over
     waves.settle(second[0])
-    assert waves.is_over
     with pytest.raises(KeyError):
         waves.settle(second[0])
+    assert waves.is_over
 
 
 @given(st.lists(st.tuples(st.integers(0, 19), st.booleans()), max_size=60), st.integers(1, 7), st.data())
