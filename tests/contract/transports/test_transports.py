@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from tests.contract.transports.arena_host import ArenaHost
+from tests.contract.transports.stream_contract import Heard
 from tests.contract.transports.transport_bench import (
     ARENA,
     CHUNK,
@@ -35,6 +37,7 @@ from tests.support.stalls import Stopwatch
 from ostraca._memory.inline_arena import InlineArenaEnd
 from ostraca_dpu_agent.adapters.transports import nixl_transport
 from ostraca_dpu_agent.adapters.transports.inline_transport import InlineTransport
+from ostraca_dpu_agent.adapters.transports.nixl_thread import NixlStream
 from ostraca_dpu_agent.adapters.transports.nixl_transport import NixlSettings, NixlTransport
 from ostraca_fabric.connection import ConnectionSettings, FramedConnection
 from ostraca_fabric.errors import MalformedError, ProtocolError, TransportError
@@ -42,7 +45,7 @@ from ostraca_fabric.nixl import runtime
 from ostraca_fabric.nixl.runtime import sealed, unsealed
 from ostraca_fabric.ports.transport import BulkChannel, Direction, Transport
 from ostraca_fabric.runtime.memory import HugeMemory
-from ostraca_fabric.tables.slots import SlotPool, Wave
+from ostraca_fabric.tables.slots import SlotPool, Wave, WaveQueue
 from ostraca_fabric.wire.messages import ArenaOffer, Fetch
 
 needs_nixl = pytest.mark.skipif(runtime.package() is None, reason="NIXL is not installed")
@@ -296,6 +299,28 @@ class TestNixl(NixlContract):
     def bench(cls, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
         with bench_of(NixlTransport.create("agent"), tmp_path_factory.mktemp("nixl")) as bench:
             yield bench
+
+    async def test_a_stream_of_a_closed_arena_begins_nothing(self, bench: Bench) -> None:
+        begun: list[Wave] = []
+
+        def begin(wave: Wave, _: object) -> bool:
+            begun.append(wave)
+            return True
+
+        transport, heard = cast("NixlTransport", bench.transport), Heard()
+        stream = NixlStream(
+            transport._thread,
+            begin,
+            WaveQueue(wave(4, PAGE, PAGE), None, per_wave=2),
+            time.monotonic,
+            heard.report,
+        )
+        stream.fail()
+        while stream.step():
+            pass
+        await stream.ended
+        assert not begun
+        assert sorted(heard.rows(FAILED)) == [0, 1, 2, 3]
 
 
 @needs_nixl
