@@ -152,7 +152,9 @@ class HeldDrive(MemoryDrive):
         outer: asyncio.Future[_End] = asyncio.get_running_loop().create_future()
 
         def act() -> None:
-            submit().add_done_callback(lambda inner: outer.set_result(inner.result()))
+            submit().add_done_callback(
+                lambda inner: None if outer.done() else outer.set_result(inner.result())
+            )
 
         self.held.append(act)
         return outer
