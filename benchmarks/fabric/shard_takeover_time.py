@@ -2,11 +2,14 @@
 
 Three agents are processes, with a real etcd. The script kills the agent with most shards by SIGKILL. A worker
 of another agent gets every committed block until all are present. A permanently missing block or a wrong byte
-ends the measurement. Then the script restarts the agent.
+ends the measurement. Then the script restarts the agent. Kills come at a random time between two renewals of
+the lease, because the rest of the lease is most of the figure.
 """
 
 from __future__ import annotations
 
+import random
+import threading
 from typing import TYPE_CHECKING
 
 from benchmarks.support.figure import Figure, Target
@@ -51,6 +54,7 @@ def _times(conditions: Conditions, kills: int) -> list[float]:
                 await_puts(client)
                 if put(client) != list(CHAINS):
                     raise MeasureError("blocks could not be put")
+                threading.Event().wait(random.uniform(0.0, TTL_S))
                 dying.kill()
                 took_s.append(
                     until(
