@@ -103,6 +103,10 @@ terabyte takes about as long; blocks not read by then are misses for a moment.""
 _FINAL_CHECK_S = 0.5
 """Time limit of the last check of file drives: an answer takes microseconds, or forever."""
 
+_FILES_AT_ONCE = 16
+"""File drives checked in a turn: each check takes a thread for microseconds, so the rest of a thousand drives
+waits for later turns."""
+
 _TURN_GAP_S = 0.02
 """Least time between turns. When agents start together, each claim is a new map, and one turn handles
 many."""
@@ -203,7 +207,7 @@ class AgentController:
         """Check file drives. A task apart from turns, because a file system may hang."""
         while True:
             await asyncio.sleep(self._settings.turn_s)
-            await self._attachments.check_files()
+            await self._attachments.check_files(at_once=_FILES_AT_ONCE)
 
     async def _follow(self, on_map: Callable[[FabricMap], None], changed: asyncio.Event) -> None:
         async for fabric_map in self._membership.changes():

@@ -73,6 +73,9 @@ class DriveAttachments:
         self._refusals: dict[DriveId, str] = {}
         """Reason of each drive's last failed attachment."""
 
+        self._checked_files = 0
+        """Place in the order of drives where the next check of files begins."""
+
         self._unidentified: dict[DriveId, DriveRecord] = {}
         """Attached drives without an answer about their identity."""
 
@@ -147,9 +150,17 @@ class DriveAttachments:
         self._mismatched.discard(drive)
         self._opener.close_drive(drive)
 
-    async def check_files(self) -> None:
-        """Check the files of attached drives, all at once: a hanging file delays no other."""
-        await asyncio.gather(*(drive.look() for drive in list(self._drives.values()) if drive.is_file))
+    async def check_files(self, *, at_once: int | None = None) -> None:
+        """Check the files of attached drives; with *at_once*, of so many drives, in turn.
+
+        A hanging file delays no other.
+        """
+        files = [drive for drive in self._drives.values() if drive.is_file]
+        if at_once is not None and len(files) > at_once:
+            first = self._checked_files % len(files)
+            files = (files[first:] + files[:first])[:at_once]
+            self._checked_files = first + at_once
+        await asyncio.gather(*(drive.look() for drive in files))
 
     async def identify(self, fabric_map: FabricMap) -> None:
         """Try again to identify unidentified drives."""

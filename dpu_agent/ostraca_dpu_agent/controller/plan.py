@@ -179,15 +179,16 @@ def plan(state: ObservedState) -> TurnPlan:
     """Plan to attach all drives of the map, and to own this agent's part of the shards."""
     if (without_shards := _plan_without_shards(state)) is not None:
         return without_shards
-    fabric_map = state.map
+    fabric_map, known = state.map, state.attached | state.unattachable
     attach = [
         Attach(drive)
         for enclosure in fabric_map.enclosures.values()
         for drive in enclosure.drives
-        if drive.id not in state.attached | state.unattachable
+        if drive.id not in known
     ]
     attached = state.attached | {step.drive.id for step in attach}
     reachable = attached - state.failed_drives - state.obsolete
+    claimable = reachable - state.unresponsive
     stops = list(_stops(state))
     skipped = state.handing_over | {step.shard for step in stops}
     owners = [fabric_map.owner(shard.id) for shard in fabric_map.shards()]
@@ -199,7 +200,7 @@ def plan(state: ObservedState) -> TurnPlan:
             continue
         if shard.id in state.served or _is_own(state, shard.id):
             own += _own_steps(state, shard, reachable)
-        elif owner is None and shard.id not in state.failed and shard.drive in reachable - state.unresponsive:
+        elif owner is None and shard.id not in state.failed and shard.drive in claimable:
             free.append(number)
     in_use = {drive_of(shard) for shard in state.served | state.handing_over}
     detach = [Detach(drive) for drive in sorted(state.obsolete - in_use)]
@@ -257,10 +258,11 @@ def _own_steps(state: ObservedState, shard: ShardRecord, reachable: frozenset[Dr
 
 def _stops(state: ObservedState) -> Iterator[Stop]:
     known = {shard.id for shard in state.map.shards()}
+    unusable = state.failed_drives | state.obsolete
     for shard in sorted(state.served):
         if state.map.owner(shard) is not None and not _is_own(state, shard):
             yield Stop(shard)
-        elif drive_of(shard) in state.failed_drives | state.obsolete or shard not in known:
+        elif drive_of(shard) in unusable or shard not in known:
             yield Stop(shard, gives_back=True)
 
 

@@ -140,7 +140,7 @@ class DriveHealth:
         blocks, and ``refused`` operations."""
 
         self._breakers = {kind: Breaker(settings.breaker) for kind in IoKind}
-        self._reads = self._breakers[IoKind.READ]
+        self._reads, self._writes = self._breakers[IoKind.READ], self._breakers[IoKind.WRITE]
         self._faults: dict[int | str, float] = {}
         """Time of the last failure of each place, and of each fault without a place. Bounded by
         ``failed_faults``: a FAILED drive gets no more."""
@@ -174,7 +174,7 @@ class DriveHealth:
     @property
     def why(self) -> str:
         """Defect of the drive, as the predicate of a sentence; empty for a healthy drive."""
-        is_well = self.condition is DriveCondition.GOOD and not any(map(self.held_off, IoKind))
+        is_well = self.condition is DriveCondition.GOOD and self._reads.is_shut and self._writes.is_shut
         return "" if is_well else self._why
 
     @property

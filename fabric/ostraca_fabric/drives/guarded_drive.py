@@ -143,7 +143,8 @@ class GuardedDrive:
     @property
     def why(self) -> str:
         """Defect of the drive, as the predicate of a sentence; empty for a healthy drive."""
-        return "; it ".join(each for each in (self.health.why, self.displacement) if each)
+        why = self.health.why
+        return f"{why}; it {self.displacement}" if why and self.displacement else why or self.displacement
 
     def note_damage(self, offset: int) -> None:
         """Count a damaged block at *offset*, found by its shard owner."""

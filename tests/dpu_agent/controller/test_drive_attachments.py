@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.contract.drives.drive_contract import at_page, pages, written
@@ -11,6 +12,7 @@ from tests.support.agent.assembly import DRIVE, ENCLOSURE, FABRIC, HeldDrive, un
 
 from ostraca_dpu_agent.controller.drive_attachments import DriveAttachments, DriveOpener
 from ostraca_fabric.drives.drive_health import HealthSettings
+from ostraca_fabric.drives.file_drive import FileDrive
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.fabric_map import DriveRecord, FabricMap
@@ -18,6 +20,7 @@ from ostraca_fabric.model.ids import AgentId, DriveId, FabricId, PlacementEpoch
 from ostraca_fabric.policies.circuit_breaker import BreakerSettings
 
 AGAIN_S = 30.0
+FILE_BYTES = 1 << 20
 NGUID = "1" * 32
 
 
@@ -169,3 +172,27 @@ async def test_detached_drive_starts_no_further_io() -> None:
     host.attachments.detach(DRIVE)
     assert not await guarded.submit_flush()
     assert host.drive.asked == []
+
+
+async def test_files_of_many_drives_are_checked_in_turn(tmp_path: Path) -> None:
+    host = Host()
+    for number in range(5):
+        path = tmp_path / str(number)
+        path.write_bytes(bytes(FILE_BYTES))
+        drive = FileDrive.open(DriveId(f"drive-{number}"), str(path))
+        host.drives[drive.id] = GuardedDrive(drive, HealthSettings(), time.monotonic)
+        path.unlink()
+
+    def found() -> list[str]:
+        return [drive.id for drive in host.drives.values() if drive.displacement]
+
+    await host.attachments.check_files(at_once=2)
+    assert found() == ["drive-0", "drive-1"]
+    await host.attachments.check_files(at_once=2)
+    assert found() == ["drive-0", "drive-1", "drive-2", "drive-3"]
+    host.drives.pop(DriveId("drive-0")).close()
+    for _ in range(2):
+        await host.attachments.check_files(at_once=2)
+    assert found() == ["drive-1", "drive-2", "drive-3", "drive-4"]
+    for each in host.drives.values():
+        each.close()
