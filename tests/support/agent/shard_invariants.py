@@ -41,7 +41,10 @@ def _check_reservations(table: ReservationTable) -> None:
     assert len(live) == len(table), "free slots are counted"
     assert table._held == int((table.states == HELD).sum()), "held reservations are counted"
     is_free = np.zeros(len(table.states), np.bool_)
-    is_free[table._free[: table.room]] = True
+    is_free[table._returned[: table._returned_count]] = True
+    assert is_free.sum() == table._returned_count, "no slot is returned twice"
+    is_free[table._first_fresh :] = True
+    assert is_free.sum() == table.room, "free slots were returned, or never used"
     assert not is_free[live].any(), "no slot in use is free"
     assert table.in_flight.count == len(live), "keys in flight are counted"
     assert (table.in_flight.find(table.keys[live]) == live).all(), "each key in flight has its slot"

@@ -44,7 +44,11 @@ class ReservationTable:
         """Slot of each key being written."""
 
         self._named_at = np.zeros(slots, np.intp)  # scratch of ``slots_of``
-        self._free = np.arange(slots - 1, -1, -1, dtype=np.intp)
+        self._returned = np.zeros(slots, np.intp)
+        """Stack of free slots that were in use before. Others follow in order, so an idle shard touches no
+        memory."""
+
+        self._returned_count = self._first_fresh = 0
         self.room = slots
         """Number of reservations that still fit."""
 
@@ -85,8 +89,7 @@ class ReservationTable:
         """
         count = len(keys)
         assert 0 < count <= self.room, f"{count} reservations where {self.room} fit"
-        self.room -= count
-        slots = self._free[self.room : self.room + count].copy()
+        slots = self._take(count)
         counts = np.arange(self._count + 1, self._count + 1 + count, dtype=np.uint64)
         self._count += count
         numbers = counts << np.uint64(_SLOT_BITS) | slots.astype(np.uint64)
@@ -136,7 +139,8 @@ class ReservationTable:
         self.in_flight.remove(slots)
         self._held -= int(np.count_nonzero(self.states[slots] == HELD))
         self.states[slots] = FREE
-        self._free[self.room : self.room + len(slots)] = slots
+        self._returned[self._returned_count : self._returned_count + len(slots)] = slots
+        self._returned_count += len(slots)
         self.room += len(slots)
 
     def take_expired(self, now_s: float) -> NDArray[np.intp]:
@@ -149,6 +153,15 @@ class ReservationTable:
         numbers = np.concatenate(ended)
         slots = slots_in(numbers)
         return slots[np.flatnonzero((self.numbers[slots] == numbers) & (self.states[slots] == HELD))]
+
+    def _take(self, count: int) -> NDArray[np.intp]:
+        """Take free slots, at most as many as there are."""
+        self.room -= count
+        again = min(count, self._returned_count)
+        self._returned_count -= again
+        fresh = np.arange(self._first_fresh, self._first_fresh + count - again, dtype=np.intp)
+        self._first_fresh += len(fresh)
+        return np.concatenate((self._returned[self._returned_count : self._returned_count + again], fresh))
 
 
 def slots_in(numbers: NDArray[np.uint64]) -> NDArray[np.intp]:
