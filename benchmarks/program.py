@@ -51,6 +51,7 @@ _FOLDERS = {
     "hit_rate": "shards",
     "idle_agent": "fabric",
     "import_time": "fabric",
+    "many_drives": "fabric",
 }
 """Folder of each script."""
 
