@@ -423,20 +423,23 @@ class GetRun(TransferRun[Get]):
         return stream
 
     def _note(self, part: MovedPart, news: Sequence[WaveNews]) -> None:
-        """Note news of waves, and report delivered blocks to the worker."""
-        landed: list[NDArray[np.intp]] = []
-        for at_s, rows, end in news:
-            positions = part.positions[rows]
-            if end is None:
-                self._admission.start_move(at_s, positions)
-                continue
-            self._admission.end_move(at_s, positions)
-            if self._deadline.is_over():
-                continue
-            if end is TransferEnd.DONE:
-                landed.append(rows)
-            else:
-                self._decide(positions, BlockState.MISS, Reason.TRANSFER_FAILED)
+        """Note news of waves, and report delivered blocks to the worker.
+
+        All waves of the news count as one move, since each costs the event loop as much as many.
+        """
+        begun = [rows for _, rows, end in news if end is None]
+        if begun:
+            self._admission.start_move(news[0].at_s, part.positions[np.concatenate(begun)])
+        settled = [(rows, end) for _, rows, end in news if end is not None]
+        if not settled:
+            return
+        self._admission.end_move(news[-1].at_s, part.positions[np.concatenate([rows for rows, _ in settled])])
+        if self._deadline.is_over():
+            return
+        for rows, end in settled:
+            if end is TransferEnd.FAILED:
+                self._decide(part.positions[rows], BlockState.MISS, Reason.TRANSFER_FAILED)
+        landed = [rows for rows, end in settled if end is TransferEnd.DONE]
         if not landed:
             return
         rows = np.concatenate(landed)

@@ -6,8 +6,8 @@ few per cent, and a stopped peer costs almost no time. Without transfers, the th
 progress on a slow tick, for the sake of connections.
 
 A stream costs the event loop no turn per wave. The thread looks for ready blocks itself, every ``LOOK_S``,
-begins their waves, and gathers the news: a quarter of the blocks, or the news of a millisecond, are one turn
-of the loop.
+begins their waves, and gathers the news: a quarter of the blocks, or the news of four milliseconds, are one
+turn of the loop.
 
 A transfer whose end NIXL can't tell is kept forever, unpolled and unreleased: its memory stays in
 quarantine.
@@ -57,7 +57,7 @@ STEPS_AT_ONCE = 8
 """Streams that the thread looks at between two polls: their number must not delay transfers."""
 
 NEWS_SHARE = 4
-NEWS_S = 1e-3
+NEWS_S = 4e-3
 STUCK_S = 5.0
 """Limit for a NIXL call at shutdown. A longer call is abandoned, since it may never return."""
 
