@@ -83,6 +83,10 @@ class MovedPart:
     """Counts delivered blocks."""
 
 
+def _joined(rows: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
+    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+
 class GetRun(TransferRun[Get]):
     """A get. ``run`` answers; later waves finish by themselves.
 
@@ -429,23 +433,25 @@ class GetRun(TransferRun[Get]):
         """
         begun = [rows for _, rows, end in news if end is None]
         if begun:
-            self._admission.start_move(news[0].at_s, part.positions[np.concatenate(begun)])
-        settled = [(rows, end) for _, rows, end in news if end is not None]
+            self._admission.start_move(news[0].at_s, part.positions[_joined(begun)])
+        settled = [each for each in news if each.end is not None]
         if not settled:
             return
-        self._admission.end_move(news[-1].at_s, part.positions[np.concatenate([rows for rows, _ in settled])])
+        rows = _joined([each.rows for each in settled])
+        positions = part.positions[rows]
+        self._admission.end_move(news[-1].at_s, positions)
         if self._deadline.is_over():
             return
-        for rows, end in settled:
-            if end is TransferEnd.FAILED:
-                self._decide(part.positions[rows], BlockState.MISS, Reason.TRANSFER_FAILED)
-        landed = [rows for rows, end in settled if end is TransferEnd.DONE]
-        if not landed:
+        lost = [each.rows for each in settled if each.end is TransferEnd.FAILED]
+        if lost:
+            self._decide(part.positions[_joined(lost)], BlockState.MISS, Reason.TRANSFER_FAILED)
+            rows = _joined([NO_POSITIONS, *(each.rows for each in settled if each.end is TransferEnd.DONE)])
+            positions = part.positions[rows]
+        if not len(rows):
             return
-        rows = np.concatenate(landed)
-        self._decide(part.positions[rows], BlockState.HIT, Reason.NONE)
+        self._decide(positions, BlockState.HIT, Reason.NONE)
         part.count_hits(len(rows))
-        progress = part.positions[rows].astype(codec.U32).tobytes(), part.tags[rows].tobytes()
+        progress = positions.astype(codec.U32).tobytes(), part.tags[rows].tobytes()
         if self._undecided:
             self._worker.send(GetProgress(self._request.request, *progress))
         else:
