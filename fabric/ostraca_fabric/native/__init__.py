@@ -1,4 +1,4 @@
-"""Loops over blocks in C, without the GIL.
+"""Loops over blocks in C, the longer ones without the GIL.
 
 Python handles requests, waves and I/Os. Work on each *block* (hashing, comparing, copying, I/O, lookup by
 key) is a single call into this library for a whole batch. ``hatch_build.py`` compiles the C files of this
@@ -128,6 +128,22 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_index_rows_of": (None, [_at, c_int32, c_uint32, _at]),
 }
 
+_BRIEF = frozenset(
+    {
+        "ostraca_io_submit",
+        "ostraca_io_take",
+        "ostraca_lru_hold",
+        "ostraca_lru_let_go",
+        "ostraca_slots_fit",
+        "ostraca_slots_move",
+        "ostraca_slots_number",
+        "ostraca_slots_take",
+        "ostraca_table_find",
+        "ostraca_wave_fits",
+    }
+)
+"""Functions that keep the GIL: for a few microseconds, and to get the GIL back would take longer."""
+
 _XXH3 = (
     "XXH3_128bits_withSeed",
     "XXH3_createState",
@@ -167,9 +183,11 @@ def loaded(path: Path) -> ctypes.CDLL:
             f"{path} was compiled from other sources than the Python beside it (its interface is "
             f"{interface}, and {INTERFACE} is wanted). {_REMEDY} anew"
         )
+    brief = ctypes.PyDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(found, name)
+        function = getattr(brief if name in _BRIEF else found, name)
         function.restype, function.argtypes = result, arguments
+        setattr(found, name, function)
     hashing = ctypes.CDLL(_xxhash.__file__)
     try:
         functions = [ctypes.cast(_widest(hashing, name), c_void_p) for name in _XXH3]
