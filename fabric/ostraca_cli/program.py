@@ -14,6 +14,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from ostraca_cli.command import add_options
 from ostraca_cli.commands import explain, fabric, metrics, status, up
 from ostraca_cli.commands.admin import audit, enclosure, events, operation, settings, tenant, volume
 from ostraca_cli.commands.admin.errors import StateConflictError
@@ -172,6 +173,6 @@ def _parser() -> argparse.ArgumentParser:
             formatter_class=raw,
             allow_abbrev=False,
         )
-        command.add_options(added)
+        add_options(added, *command.options)
         added.set_defaults(run=command.run, extra=command.extra)
     return parser

@@ -145,7 +145,7 @@ def test_a_missing_extra_is_named_with_what_to_install(
     def run(_: argparse.Namespace) -> int:
         raise ModuleNotFoundError("No module named 'rich.table'", name="rich.table")
 
-    monkeypatch.setattr("ostraca_cli.program._COMMANDS", (type(UP)("up", "", "", "", lambda _: None, run),))
+    monkeypatch.setattr("ostraca_cli.program._COMMANDS", (type(UP)("up", "", "", "", (), run),))
     assert main(["up"]) == 1
     assert capsys.readouterr().err == ("ostraca: this command needs rich: pip install 'ostraca[agent]'\n")
 
@@ -156,7 +156,7 @@ def test_a_missing_extra_of_the_admin_service_is_another(
     def run(_: argparse.Namespace) -> int:
         raise ModuleNotFoundError("No module named 'rich'", name="rich")
 
-    command = dataclasses.replace(ENCLOSURE, add_options=lambda _: None, run=run)
+    command = dataclasses.replace(ENCLOSURE, options=(), run=run)
     monkeypatch.setattr("ostraca_cli.program._COMMANDS", (command,))
     assert main(["enclosure"]) == 1
     assert "pip install 'ostraca[admin]'" in capsys.readouterr().err
@@ -168,7 +168,7 @@ def test_ctrl_c_is_code_130_without_a_traceback(
     def run(_: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ostraca_cli.program._COMMANDS", (type(UP)("up", "", "", "", lambda _: None, run),))
+    monkeypatch.setattr("ostraca_cli.program._COMMANDS", (type(UP)("up", "", "", "", (), run),))
     assert main(["up"]) == 130
     assert capsys.readouterr().err == ""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from ostraca_cli.command import AddOption, directory_option, one_of, option
 from ostraca_fabric.errors import FormatError, ProtocolError, RefusedError, UsageError
 from ostraca_fabric.sockets.default_paths import TLS_VARIABLES
 
@@ -29,11 +30,41 @@ _Answer = TypeVar("_Answer")
 
 ANSWER_S = 5.0
 
-_OPTIONS = (
-    ("--tls-ca", "CA of agents' certificates, for tls:// addresses"),
-    ("--tls-cert", "client certificate, if agents require one"),
-    ("--tls-key", "private key of the client certificate"),
+_TLS_OPTIONS = tuple(
+    option(flag, metavar="FILE", type=Path, help=f"{meaning} (default: {variable})")
+    for flag, variable, meaning in zip(
+        ("--tls-ca", "--tls-cert", "--tls-key"),
+        TLS_VARIABLES,
+        (
+            "CA of agents' certificates, for tls:// addresses",
+            "client certificate, if agents require one",
+            "private key of the client certificate",
+        ),
+        strict=True,
+    )
 )
+
+TOKENS = option(
+    "--tokens",
+    type=Path,
+    metavar="FILE",
+    help=f"file of tokens, for agents over TCP or TLS (default: the token in {TOKEN_VARIABLE})",
+)
+"""Option for the file of tokens, for ``chosen_token``."""
+
+
+def address_options(flag: str = "") -> tuple[AddOption, ...]:
+    """Describe the options for an agent's address and TLS files.
+
+    The address is positional, or the value of *flag*.
+    """
+    meaning = "any agent: unix:///path/to/socket, tcp://host:port or tls://host:port"
+    address = (
+        option(flag, dest="address", metavar="ADDRESS", help=meaning)
+        if flag
+        else option("address", nargs="?", metavar="ADDRESS", help=meaning)
+    )
+    return one_of(address, directory_option("directory of a fabric that `ostraca up` runs")), *_TLS_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +73,6 @@ class FabricStatus:
 
     agents: tuple[AgentStatus, ...]
     silent: tuple[tuple[str, str, str], ...]
-
-
-def add_token_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option for the file of tokens, for ``chosen_token``."""
-    parser.add_argument(
-        "--tokens",
-        type=Path,
-        metavar="FILE",
-        help=f"file of tokens, for agents over TCP or TLS (default: the token in {TOKEN_VARIABLE})",
-    )
 
 
 def chosen_token(options: argparse.Namespace, tenant: TenantId | None = None) -> str:
@@ -69,12 +90,6 @@ def chosen_token(options: argparse.Namespace, tenant: TenantId | None = None) ->
         kind = "fabric token" if tenant is None else f"token of tenant {tenant}"
         raise FormatError(f"{options.tokens} has no {kind}: add a token, or give the agents' own file")
     return found[0]
-
-
-def add_tls_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for TLS files, for ``chosen_files``."""
-    for (flag, meaning), variable in zip(_OPTIONS, TLS_VARIABLES, strict=True):
-        parser.add_argument(flag, metavar="FILE", type=Path, help=f"{meaning} (default: {variable})")
 
 
 def chosen_files(options: argparse.Namespace) -> TlsFiles | None:

@@ -8,16 +8,17 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from ostraca_cli.command import Command
+from ostraca_cli.command import JSON, Command, number_argument, option
 from ostraca_cli.commands.agent_query import (
     ANSWER_S,
     TOKEN_VARIABLE,
-    add_token_option,
+    TOKENS,
+    address_options,
     chosen_files,
     chosen_token,
     query_agent,
 )
-from ostraca_cli.commands.status import add_address_options, chosen_address
+from ostraca_cli.commands.status import chosen_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,38 +31,11 @@ if TYPE_CHECKING:
 _EVENT_LAYOUT = "  {time}  {agent:<10} {label:<14} {kind:<14} {state:<10} {reason}"
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("hash", metavar="ENGINE_HASH", type=_hash, help="engine hash of the block, in hex")
-    parser.add_argument("--volume", required=True, metavar="NAME", help="volume of the block")
-    parser.add_argument("--tenant", default="default", help="tenant of the volume (default: %(default)s)")
-    parser.add_argument("--rank", type=_number, default=0, metavar="N", help="rank of the block (default: 0)")
-    parser.add_argument(
-        "--group", type=_number, default=0, metavar="N", help="KV group of the block (default: 0)"
-    )
-    parser.add_argument(
-        "--root",
-        type=_hash,
-        metavar="HASH",
-        help="first engine hash of the block's stripe unit: block 1, 33, 65 and so on in the chain (default: "
-        "ENGINE_HASH, for blocks without a chain)",
-    )
-    # A flag, because argparse loses a second positional argument if options stand between the two.
-    add_address_options(parser, flag="--agent")
-    add_token_option(parser)
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-
-
 def _hash(text: str) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is no hash: write hex digits") from error
-
-
-def _number(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number: count from 0")
-    return int(text)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -161,6 +135,25 @@ COMMAND = Command(
         "  13:04:07.118  agent-0    5eed1234/7     put            COMMITTED\n"
         "  13:41:55.020  agent-0    -              evicted\n"
     ),
-    add_options=_add_options,
+    options=(
+        option("hash", metavar="ENGINE_HASH", type=_hash, help="engine hash of the block, in hex"),
+        option("--volume", required=True, metavar="NAME", help="volume of the block"),
+        option("--tenant", default="default", help="tenant of the volume (default: %(default)s)"),
+        option("--rank", type=number_argument, default=0, metavar="N", help="rank of the block (default: 0)"),
+        option(
+            "--group", type=number_argument, default=0, metavar="N", help="KV group of the block (default: 0)"
+        ),
+        option(
+            "--root",
+            type=_hash,
+            metavar="HASH",
+            help="first engine hash of the block's stripe unit: block 1, 33, 65 and so on in the chain "
+            "(default: ENGINE_HASH, for blocks without a chain)",
+        ),
+        # A flag, because argparse loses a second positional argument if options stand between the two.
+        *address_options("--agent"),
+        TOKENS,
+        JSON,
+    ),
     run=_run,
 )

@@ -6,13 +6,14 @@ import argparse
 import asyncio
 
 from ostraca_cli.command import Command
-from ostraca_cli.commands.agent_query import TOKEN_VARIABLE, add_token_option, chosen_files, chosen_token
-from ostraca_cli.commands.status import add_address_options, ask, chosen_address
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    add_address_options(parser)
-    add_token_option(parser)
+from ostraca_cli.commands.agent_query import (
+    TOKEN_VARIABLE,
+    TOKENS,
+    address_options,
+    chosen_files,
+    chosen_token,
+)
+from ostraca_cli.commands.status import ask, chosen_address
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -36,6 +37,6 @@ COMMAND = Command(
         '  ostraca_agent_blocks_total{operation="get",state="HIT",reason="NONE"} 4096\n'
         '  ostraca_agent_blocks_total{operation="get",state="MISS",reason="NOT_FOUND"} 17\n'
     ),
-    add_options=_add_options,
+    options=(*address_options(), TOKENS),
     run=_run,
 )

@@ -10,57 +10,25 @@ import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
 
-from ostraca_cli.command import Command
+from ostraca_cli.command import JSON, Command, option
 from ostraca_cli.commands.agent_query import (
     TOKEN_VARIABLE,
+    TOKENS,
     FabricStatus,
-    add_tls_options,
-    add_token_option,
+    address_options,
     chosen_files,
     chosen_token,
     query_agent,
 )
 from ostraca_fabric.errors import AuthenticationError, ConnectError, OstracaError
 from ostraca_fabric.runtime.sentences import counted, named
-from ostraca_fabric.sockets.default_paths import (
-    agent_socket,
-    default_directory,
-    default_directory_words,
-    directory_argument,
-)
+from ostraca_fabric.sockets.default_paths import agent_socket, default_directory
 
 if TYPE_CHECKING:
     from ostraca_fabric.sockets.tls import TlsFiles
     from ostraca_fabric.telemetry.status import AgentStatus
 
 _WATCH_S = 1.0
-
-
-def add_address_options(parser: argparse.ArgumentParser, *, flag: str = "") -> None:
-    """Add the options for an agent's address, for ``chosen_address``.
-
-    The address is positional, or the value of *flag*.
-    """
-    where = parser.add_mutually_exclusive_group()
-    meaning = "any agent: unix:///path/to/socket, tcp://host:port or tls://host:port"
-    if flag:
-        where.add_argument(flag, dest="address", metavar="ADDRESS", help=meaning)
-    else:
-        where.add_argument("address", nargs="?", metavar="ADDRESS", help=meaning)
-    where.add_argument(
-        "--dir",
-        type=directory_argument,
-        help="directory of a fabric that `ostraca up` runs (default: "
-        f"{default_directory_words(os.environ)})".replace("%", "%%"),
-    )
-    add_tls_options(parser)
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    add_address_options(parser)
-    add_token_option(parser)
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument("--watch", action="store_true", help="refresh every second, until Ctrl-C")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -189,6 +157,11 @@ COMMAND = Command(
         "  (tables of agents and shards)\n"
         "  agent-0: serving 2 of 2 shards; no changes\n"
     ),
-    add_options=_add_options,
+    options=(
+        *address_options(),
+        TOKENS,
+        JSON,
+        option("--watch", action="store_true", help="refresh every second, until Ctrl-C"),
+    ),
     run=_run,
 )

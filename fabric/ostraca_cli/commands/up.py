@@ -15,14 +15,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ostraca_cli.command import Command, count_argument
+from ostraca_cli.command import DRIVES, Command, count_argument, directory_option, option
 from ostraca_cli.commands.serve.daemon_options import exit_process
 from ostraca_cli.commands.serve.notify import Notifier
 from ostraca_cli.commands.serve.reload import FileReloader
 from ostraca_cli.commands.serve.signals import start_or_stop, stop_on_signals
-from ostraca_cli.composition.http_pages import add_http_option, serve_agent_pages
+from ostraca_cli.composition.http_pages import HTTP, serve_agent_pages
 from ostraca_cli.composition.process_limits import check_descriptors, check_threads
-from ostraca_cli.settings import add_settings_options, as_toml, load, sources_of
+from ostraca_cli.settings import SETTINGS_OPTIONS, as_toml, load, sources_of
 from ostraca_cli.settings.load import AGENT_PREFIX
 from ostraca_cli.terminal.logs import add_log_options, log_to_stderr
 from ostraca_cli.terminal.streams import READY, announce, unblock
@@ -30,13 +30,7 @@ from ostraca_cli.terminal.units import size_argument, size_text
 from ostraca_fabric.errors import OstracaError, UsageError
 from ostraca_fabric.runtime.sentences import counted
 from ostraca_fabric.runtime.tasks import Tasks
-from ostraca_fabric.sockets.default_paths import (
-    TOKEN_FILE,
-    agent_socket,
-    default_directory,
-    default_directory_words,
-    directory_argument,
-)
+from ostraca_fabric.sockets.default_paths import TOKEN_FILE, agent_socket, default_directory
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection, Mapping, Sequence
@@ -55,57 +49,6 @@ _DESCRIPTORS = 48
 
 _THREADS = 16
 """Threads of a process with NIXL, beside one or two for each drive; 12 were measured with two drives."""
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--dir",
-        type=directory_argument,
-        help="directory of the fabric's drives and sockets (default: "
-        f"{default_directory_words(os.environ)})".replace("%", "%%"),
-    )
-    parser.add_argument("--agents", type=count_argument, default=1, metavar="N", help="agents (default: 1)")
-    parser.add_argument(
-        "--enclosures", type=count_argument, default=1, metavar="N", help="enclosures (default: 1)"
-    )
-    parser.add_argument(
-        "--drives", type=count_argument, default=2, metavar="N", help="drives of each enclosure (default: 2)"
-    )
-    parser.add_argument(
-        "--capacity",
-        type=size_argument,
-        default="4GiB",
-        metavar="SIZE",
-        help="flash of the whole fabric, as files in DIR (default: 4GiB)",
-    )
-    parser.add_argument(
-        "--dram",
-        type=size_argument,
-        metavar="SIZE",
-        help="total size of all agents' DRAM caches; 0 for none (default: 512MiB, or memory.cache_bytes)",
-    )
-    parser.add_argument(
-        "--transport",
-        choices=_TRANSPORTS,
-        help="the only transport for blocks (default: NIXL if installed, else inline)",
-    )
-    parser.add_argument(
-        "--listen",
-        action="append",
-        default=[],
-        metavar="ADDRESS",
-        help="also listen on TCP: tcp://host:port, port 0 for any free port (may be repeated). Workers use "
-        f"the token in DIR/{TOKEN_FILE}. TCP is not encrypted: use trusted networks only",
-    )
-    parser.add_argument(
-        "--flush",
-        action="store_true",
-        help="flush drives before reporting a block as committed, for durability across power cuts; costs "
-        "two flushes of the disk below DIR for each group of puts",
-    )
-    add_http_option(parser)
-    add_settings_options(parser)
-    add_log_options(parser)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -277,6 +220,46 @@ COMMAND = Command(
         '  ready: ostraca.connect("unix:///tmp/fabric/agent-0.sock")  '
         "# 1 agent, 1 enclosure, 2 drives, 1.0 GiB, 0 blocks found\n"
     ),
-    add_options=_add_options,
+    options=(
+        directory_option("directory of the fabric's drives and sockets"),
+        option("--agents", type=count_argument, default=1, metavar="N", help="agents (default: 1)"),
+        option("--enclosures", type=count_argument, default=1, metavar="N", help="enclosures (default: 1)"),
+        DRIVES,
+        option(
+            "--capacity",
+            type=size_argument,
+            default="4GiB",
+            metavar="SIZE",
+            help="flash of the whole fabric, as files in DIR (default: 4GiB)",
+        ),
+        option(
+            "--dram",
+            type=size_argument,
+            metavar="SIZE",
+            help="total size of all agents' DRAM caches; 0 for none (default: 512MiB, or memory.cache_bytes)",
+        ),
+        option(
+            "--transport",
+            choices=_TRANSPORTS,
+            help="the only transport for blocks (default: NIXL if installed, else inline)",
+        ),
+        option(
+            "--listen",
+            action="append",
+            default=[],
+            metavar="ADDRESS",
+            help="also listen on TCP: tcp://host:port, port 0 for any free port (may be repeated). Workers "
+            f"use the token in DIR/{TOKEN_FILE}. TCP is not encrypted: use trusted networks only",
+        ),
+        option(
+            "--flush",
+            action="store_true",
+            help="flush drives before reporting a block as committed, for durability across power cuts; "
+            "costs two flushes of the disk below DIR for each group of puts",
+        ),
+        HTTP,
+        *SETTINGS_OPTIONS,
+        add_log_options,
+    ),
     run=_run,
 )

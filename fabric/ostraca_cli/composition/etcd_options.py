@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ostraca_cli.command import option
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.limits import check_above_zero
 
@@ -98,17 +99,17 @@ class EtcdPlace:
         return f"{self.prefix} of etcd at {', '.join(self.endpoints)}"
 
 
-def add_etcd_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the location of etcd, for ``etcd_options``."""
-    parser.add_argument(
+ETCD_OPTIONS = (
+    option(
         "--etcd",
         action="append",
         default=[],
         metavar="HOST:PORT",
         help=("address of a member of etcd (repeat the option, or separate by commas: name all members)"),
-    )
-    for flag, _, metavar, meaning in _OPTIONS:
-        parser.add_argument(flag, dest=_dest(flag), metavar=metavar, help=meaning)
+    ),
+    *(option(flag, metavar=metavar, help=meaning) for flag, _, metavar, meaning in _OPTIONS),
+)
+"""Options for the location of etcd, for ``etcd_options``."""
 
 
 def etcd_options(options: argparse.Namespace) -> list[tuple[str, str, str | list[str]]]:
@@ -116,7 +117,8 @@ def etcd_options(options: argparse.Namespace) -> list[tuple[str, str, str | list
     listed = [each.strip() for words in options.etcd for each in words.split(",")]
     endpoints = [each for each in listed if each] if any(listed) else listed
     given: list[tuple[str, str, str | list[str]]] = [("--etcd", "endpoints", endpoints)]
-    given += [(flag, name, getattr(options, _dest(flag))) for flag, name, _, _ in _OPTIONS]
+    values = vars(options)
+    given += [(flag, name, values[flag.strip("-").replace("-", "_")]) for flag, name, _, _ in _OPTIONS]
     return [each for each in given if each[2]]
 
 
@@ -155,7 +157,3 @@ def etcd_keys(place: EtcdPlace) -> EtcdKeys:
     from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
 
     return EtcdKeys(place.prefix)
-
-
-def _dest(flag: str) -> str:
-    return flag.removeprefix("--").replace("-", "_")

@@ -9,6 +9,7 @@ import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from ostraca_cli.command import option
 from ostraca_fabric.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,21 +22,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DEFAULT_ADDRESS = "127.0.0.1:9464"
-
-
-def add_http_option(parser: argparse.ArgumentParser) -> None:
-    """Add the option for HTTP pages, for ``serve_agent_pages``."""
-    parser.add_argument(
-        "--http",
-        nargs="?",
-        type=_http_argument,
-        const=DEFAULT_ADDRESS,
-        metavar="HOST:PORT",
-        help=(
-            "serve /metrics, /healthz, /readyz and /status over HTTP, by default at "
-            f"{DEFAULT_ADDRESS}. The pages need no credentials: listen only on trusted networks"
-        ),
-    )
 
 
 @asynccontextmanager
@@ -92,6 +78,20 @@ def _http_argument(text: str) -> str:
     except UsageError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     return text
+
+
+HTTP = option(
+    "--http",
+    nargs="?",
+    type=_http_argument,
+    const=DEFAULT_ADDRESS,
+    metavar="HOST:PORT",
+    help=(
+        "serve /metrics, /healthz, /readyz and /status over HTTP, by default at "
+        f"{DEFAULT_ADDRESS}. The pages need no credentials: listen only on trusted networks"
+    ),
+)
+"""Option for HTTP pages, for ``serve_agent_pages``."""
 
 
 def http_address(text: str) -> TcpAddress:

@@ -6,7 +6,7 @@ then the environment (``OSTRACA_AGENT_OWNER_HOLD_S``), then ``--set owner.hold_s
 errors of all sources together; ``as_toml`` writes settings as a file for ``load``.
 """
 
-from ostraca_cli.settings.load import Loaded, SettingsError, Sources, add_settings_options, load, sources_of
+from ostraca_cli.settings.load import SETTINGS_OPTIONS, Loaded, SettingsError, Sources, load, sources_of
 from ostraca_cli.settings.values import as_toml
 
-__all__ = ["Loaded", "SettingsError", "Sources", "add_settings_options", "as_toml", "load", "sources_of"]
+__all__ = ["SETTINGS_OPTIONS", "Loaded", "SettingsError", "Sources", "as_toml", "load", "sources_of"]

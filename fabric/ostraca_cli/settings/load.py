@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast, get_type_hints
 
+from ostraca_cli.command import option
 from ostraca_cli.settings.fields import Group, Setting, group_of
 from ostraca_cli.settings.values import Value, read_value, shown_value
 from ostraca_fabric.errors import UsageError
@@ -196,27 +197,28 @@ def _built(cls: type, name: str, values: Mapping[str, Value], problems: list[str
     return made
 
 
-def add_settings_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for settings (for ``sources_of``) and ``print_settings``."""
-    parser.add_argument(
+SETTINGS_OPTIONS = (
+    option(
         "--settings",
         type=Path,
         metavar="FILE",
         help="read settings from this TOML file; environment and flags win over the file",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--set",
         action="append",
         default=[],
         dest="flags",
         metavar="NAME=VALUE",
         help="set a value, as in owner.hold_s=20 (may be repeated)",
-    )
-    parser.add_argument(
+    ),
+    option(
         "--print-settings",
         action="store_true",
         help="print the effective settings with their descriptions, as a file, and exit",
-    )
+    ),
+)
+"""Options for settings (for ``sources_of``) and ``print_settings``."""
 
 
 def sources_of(options: argparse.Namespace, also: Sequence[tuple[str, str, str | list[str]]] = ()) -> Sources:

@@ -4,20 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from ostraca_cli.command import Command, count_argument
-from ostraca_cli.commands.admin.options import add_service_options, client_of, write_pages
+from ostraca_cli.command import Command, count_argument, option
+from ostraca_cli.commands.admin.options import SERVICE_OPTIONS, client_of, write_pages
 
 _PATH = "/v1/audit"
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    add_service_options(parser)
-    parser.add_argument(
-        "--last",
-        type=count_argument,
-        metavar="N",
-        help="print only the newest N entries (default: all)",
-    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -45,7 +35,15 @@ COMMAND = Command(
         "  $ ostraca audit --last 1\n"
         "  2026-03-01 13:04:07  alice (admin)  PUT /v1/enclosures/shelf-1  onboard 019a3b7c5d10-5f0e21aa\n"
     ),
-    add_options=_add_options,
+    options=(
+        *SERVICE_OPTIONS,
+        option(
+            "--last",
+            type=count_argument,
+            metavar="N",
+            help="print only the newest N entries (default: all)",
+        ),
+    ),
     run=_run,
     extra="admin",
 )

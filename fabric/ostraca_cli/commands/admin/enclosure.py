@@ -5,20 +5,19 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from ostraca_cli.command import Command, run_action, seconds_argument
+from ostraca_cli.command import Command, one_action, option, run_action, seconds_argument
 from ostraca_cli.commands.admin.errors import OperationError
 from ostraca_cli.commands.admin.options import (
     ETAG,
     WATCH,
-    add_action,
     ask,
     change,
     client_of,
     if_match,
-    option,
     print_done,
     print_list,
     report_start,
+    service_action,
     show,
 )
 from ostraca_cli.terminal.units import size_argument
@@ -45,10 +44,46 @@ _WIPE = option(
 )
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    add_action(
-        actions,
+def _add(options: argparse.Namespace) -> int:
+    from ostraca_admin.api.views import EnclosureView
+    from ostraca_cli.commands.admin.responses import read
+
+    fields = ("nqn", "controllers", "secret", "failure_domain", "drives", "wipe", "segment_bytes")
+    response = ask(options, "PUT", _PATH, *fields)
+    enclosure = read(response.body, EnclosureView)
+    last = enclosure.status.operation
+    if last.kind == "onboard" and not last.has_ended:
+        return report_start(options, last, response)
+    line = f"enclosure {enclosure.name} is {enclosure.status.phase}, with this registration: no change"
+    return print_done(options, response, line)
+
+
+def _wait(options: argparse.Namespace) -> int:
+    import time
+
+    from ostraca_admin.api.views import EnclosureView
+    from ostraca_cli.commands.admin.responses import items
+    from ostraca_cli.commands.admin.watching import POLL_S
+
+    client, until_s = client_of(options), time.monotonic() + options.within
+    while True:
+        is_late, trouble = time.monotonic() >= until_s, "none is registered"
+        try:
+            enclosures = items(client.pages("/v1/enclosures"), EnclosureView)
+        except ConnectError as error:
+            enclosures, trouble = [], str(error)
+        phases = {each.status.phase for each in enclosures}
+        text = ", ".join(f"{each.name} is {each.status.phase}" for each in enclosures) or trouble
+        if "ready" in phases and (is_late or "onboarding" not in phases):
+            print(text)
+            return 0
+        if is_late:
+            raise OperationError(f"no enclosure is ready after {options.within:g} s: {text}")
+        time.sleep(POLL_S)
+
+
+_ACTIONS = one_action(
+    service_action(
         "add",
         _add,
         _NAME,
@@ -98,16 +133,14 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             "nothing, or restarts a failed onboarding. Other controllers or another secret replace those of\n"
             "an enclosure in use."
         ),
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "list",
         partial(print_list, kind="enclosures"),
         summary="list registered enclosures",
         description="List all registered enclosures, by name.",
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "wait",
         _wait,
         option(
@@ -122,18 +155,16 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             "Wait until an enclosure is ready and none is onboarding, as after an installation. After the\n"
             "time limit, one ready enclosure is enough."
         ),
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "show",
         partial(show, kind="enclosure", path=_PATH),
         _NAME,
         ETAG,
         summary="show an enclosure, its drives and its last operation",
         description="Show the controllers, the drives and the last operation of an enclosure.",
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "drain",
         partial(change, path=f"{_PATH}:drain", fields=("force",)),
         *(_NAME, _FORCE, _IF_MATCH, WATCH),
@@ -142,17 +173,15 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             "Stop new writes to an enclosure. The drain ends when no lookup needs the enclosure, at the\n"
             "latest when the other enclosures have been written over once; until then blocks stay readable."
         ),
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "undrain",
         partial(change, path=f"{_PATH}:undrain", fields=("force",)),
         *(_NAME, _FORCE, _IF_MATCH, WATCH),
         summary="allow new writes to a drained enclosure",
         description="Allow new writes to a drained or draining enclosure.",
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "expand",
         partial(change, path=f"{_PATH}:expand", fields=("drives", "wipe", "force")),
         _NAME,
@@ -165,9 +194,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             "Add drives to an enclosure in use. The drives are checked, formatted, measured and added to\n"
             "the map in one change. Existing drives stay unchanged."
         ),
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "replace",
         partial(change, path=_PATH + "/drives/{drive}:replace", fields=("replacement", "wipe", "force")),
         _NAME,
@@ -190,9 +218,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             "Replace a drive by another drive of the enclosure: the new drive is formatted, measured, and\n"
             "put into the map instead of the old drive. ALL BLOCKS ON THE OLD DRIVE ARE LOST."
         ),
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "retire",
         partial(change, path=f"{_PATH}:retire", fields=("force",)),
         _NAME,
@@ -204,46 +231,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         *(_IF_MATCH, WATCH),
         summary="remove an enclosure from the fabric",
         description="Remove a drained or never onboarded enclosure from the fabric, with its registration.",
-    )
-
-
-def _add(options: argparse.Namespace) -> int:
-    from ostraca_admin.api.views import EnclosureView
-    from ostraca_cli.commands.admin.responses import read
-
-    fields = ("nqn", "controllers", "secret", "failure_domain", "drives", "wipe", "segment_bytes")
-    response = ask(options, "PUT", _PATH, *fields)
-    enclosure = read(response.body, EnclosureView)
-    last = enclosure.status.operation
-    if last.kind == "onboard" and not last.has_ended:
-        return report_start(options, last, response)
-    line = f"enclosure {enclosure.name} is {enclosure.status.phase}, with this registration: no change"
-    return print_done(options, response, line)
-
-
-def _wait(options: argparse.Namespace) -> int:
-    import time
-
-    from ostraca_admin.api.views import EnclosureView
-    from ostraca_cli.commands.admin.responses import items
-    from ostraca_cli.commands.admin.watching import POLL_S
-
-    client, until_s = client_of(options), time.monotonic() + options.within
-    while True:
-        is_late, trouble = time.monotonic() >= until_s, "none is registered"
-        try:
-            enclosures = items(client.pages("/v1/enclosures"), EnclosureView)
-        except ConnectError as error:
-            enclosures, trouble = [], str(error)
-        phases = {each.status.phase for each in enclosures}
-        text = ", ".join(f"{each.name} is {each.status.phase}" for each in enclosures) or trouble
-        if "ready" in phases and (is_late or "onboarding" not in phases):
-            print(text)
-            return 0
-        if is_late:
-            raise OperationError(f"no enclosure is ready after {options.within:g} s: {text}")
-        time.sleep(POLL_S)
-
+    ),
+)
 
 COMMAND = Command(
     name="enclosure",
@@ -261,7 +250,7 @@ COMMAND = Command(
         "    ...\n"
         "  done: 24 drives in the map\n"
     ),
-    add_options=_add_options,
+    options=(_ACTIONS,),
     run=run_action,
     extra="admin",
 )

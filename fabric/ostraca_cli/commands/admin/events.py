@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ostraca_cli.command import Command
 from ostraca_cli.commands.admin.errors import AdminUnavailableError
-from ostraca_cli.commands.admin.options import add_service_options, client_of
+from ostraca_cli.commands.admin.options import SERVICE_OPTIONS, client_of
 from ostraca_cli.terminal.streams import write_line
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ COMMAND = Command(
         "  2026-03-01 13:04:07  019a3b7c5d10-5f0e21aa  onboard of shelf-1 (operation 019a3b7c5d10-5f0e21aa)\n"
         "  2026-03-01 13:04:08  019a3b7c5d10-5f0e21aa  reachable: 2 of 2 agents reach the enclosure\n"
     ),
-    add_options=add_service_options,
+    options=SERVICE_OPTIONS,
     run=_run,
     extra="admin",
 )

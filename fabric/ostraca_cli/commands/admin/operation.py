@@ -5,21 +5,26 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from ostraca_cli.command import Command, run_action
-from ostraca_cli.commands.admin.options import add_action, client_of, option, print_list, show
+from ostraca_cli.command import Command, one_action, option, run_action
+from ostraca_cli.commands.admin.options import client_of, print_list, service_action, show
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    add_action(
-        actions,
+def _show(options: argparse.Namespace) -> int:
+    if options.watch:
+        from ostraca_cli.commands.admin.watching import watch
+
+        return watch(client_of(options), options.id, is_json=options.json)
+    return show(options, "operation", "/v1/operations/{id}")
+
+
+_ACTIONS = one_action(
+    service_action(
         "list",
         partial(print_list, kind="operations"),
         summary="list operations, oldest first",
         description="List operations, oldest first: all running operations, and the newest ended ones.",
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "show",
         _show,
         option("id", metavar="ID", help="the operation, as in `ostraca operation list`"),
@@ -31,16 +36,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         ),
         summary="show the steps of an operation",
         description="Show the steps of an operation, with results and progress.",
-    )
-
-
-def _show(options: argparse.Namespace) -> int:
-    if options.watch:
-        from ostraca_cli.commands.admin.watching import watch
-
-        return watch(client_of(options), options.id, is_json=options.json)
-    return show(options, "operation", "/v1/operations/{id}")
-
+    ),
+)
 
 COMMAND = Command(
     name="operation",
@@ -55,7 +52,7 @@ COMMAND = Command(
         "    closed to writes: new blocks go to other enclosures\n"
         "    no longer searched: 7% of flash hits are in this enclosure; earlier placement epochs: 1 ...\n"
     ),
-    add_options=_add_options,
+    options=(_ACTIONS,),
     run=run_action,
     extra="admin",
 )

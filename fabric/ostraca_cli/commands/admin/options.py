@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ostraca_cli.command import seconds_argument
+from ostraca_cli.command import AddOption, action, group, option, seconds_argument
 from ostraca_cli.terminal.streams import write_line
 from ostraca_fabric.errors import FormatError, UsageError
 from ostraca_fabric.sockets.default_paths import (
@@ -25,69 +25,48 @@ if TYPE_CHECKING:
 
 DEFAULT_TIMEOUT_S = 30.0
 
-Option = tuple[str, dict[str, Any]]
-"""Name of an argument, and its settings for argparse."""
+SERVICE_OPTIONS = (
+    group(
+        "the admin service",
+        option(
+            "--admin",
+            metavar="URL",
+            help=f"URL of the service (default: {ADMIN_URL_VARIABLE}, else {ADMIN_URL})",
+        ),
+        option(
+            "--token-file",
+            type=Path,
+            metavar="FILE",
+            help=f"file with a bearer token and nothing else (default: the token in {ADMIN_TOKEN_VARIABLE})",
+        ),
+        option(
+            "--tls-ca",
+            type=Path,
+            metavar="FILE",
+            help="CA of the service's certificate, if unknown to this machine "
+            f"(default: the file in {TLS_VARIABLES[0]})",
+        ),
+        option(
+            "--timeout",
+            type=seconds_argument,
+            default=DEFAULT_TIMEOUT_S,
+            metavar="S",
+            help="longest wait for a response, in seconds (default: 30)",
+        ),
+    ),
+    option("--json", action="store_true", help="print the response as received, on one line"),
+)
+"""Options for the admin service (for ``client_of``) and ``--json``."""
 
 
-def option(name: str, **settings: Any) -> Option:  # noqa: ANN401 (as argparse's own)
-    """Describe an argument of an action."""
-    return name, settings
+def service_action(
+    name: str, act: Callable[[argparse.Namespace], int], *options: AddOption, **texts: str
+) -> AddOption:
+    """Describe the action *act* with its own options and those common to all actions."""
+    return action(name, act, *SERVICE_OPTIONS, *options, **texts)
 
 
-def add_action(
-    actions: argparse._SubParsersAction[argparse.ArgumentParser],
-    name: str,
-    act: Callable[[argparse.Namespace], int],
-    *options: Option,
-    summary: str,
-    description: str,
-) -> None:
-    """Add the action *act* with its own options and those common to all actions."""
-    parser = actions.add_parser(
-        name,
-        help=summary,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.set_defaults(act=act)
-    add_service_options(parser)
-    for flag, settings in options:
-        parser.add_argument(flag, **settings)
-
-
-def add_service_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the admin service (for ``client_of``) and ``--json``."""
-    group = parser.add_argument_group("the admin service")
-    group.add_argument(
-        "--admin",
-        metavar="URL",
-        help=f"URL of the service (default: {ADMIN_URL_VARIABLE}, else {ADMIN_URL})",
-    )
-    group.add_argument(
-        "--token-file",
-        type=Path,
-        metavar="FILE",
-        help=f"file with a bearer token and nothing else (default: the token in {ADMIN_TOKEN_VARIABLE})",
-    )
-    group.add_argument(
-        "--tls-ca",
-        type=Path,
-        metavar="FILE",
-        help="CA of the service's certificate, if unknown to this machine "
-        f"(default: the file in {TLS_VARIABLES[0]})",
-    )
-    group.add_argument(
-        "--timeout",
-        type=seconds_argument,
-        default=DEFAULT_TIMEOUT_S,
-        metavar="S",
-        help="longest wait for a response, in seconds (default: 30)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the response as received, on one line")
-
-
-def if_match(subject: str) -> Option:
+def if_match(subject: str) -> AddOption:
     """Describe the option that makes a change conditional on an ETag."""
     meaning = f"refuse after a change since `ostraca {subject} show` printed this ETag"
     return option("--if-match", default="", metavar="ETAG", help=meaning)

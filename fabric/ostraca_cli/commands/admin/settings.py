@@ -8,49 +8,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from ostraca_cli.command import Command, run_action
-from ostraca_cli.commands.admin.options import add_action, client_of, if_match, option, print_resource, show
+from ostraca_cli.command import Command, one_action, option, run_action
+from ostraca_cli.commands.admin.options import client_of, if_match, print_resource, service_action, show
 
 _PATH = "/v1/settings"
 _WORDS = {"on": True, "off": False}
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    add_action(
-        actions,
-        "show",
-        partial(show, kind="settings", path=_PATH),
-        summary="show all live settings",
-        description="Show all live settings; an unset live setting leaves each agent's own setting in force.",
-    )
-    add_action(
-        actions,
-        "set",
-        lambda options: _change(options, dict(options.values)),
-        option(
-            "values",
-            nargs="+",
-            type=_assigned,
-            metavar="NAME=VALUE",
-            help="as in log_level=debug or scrub=off",
-        ),
-        if_match("settings"),
-        summary="set live settings",
-        description=(
-            "Set live settings; agents with etcd apply them within a second. `ostraca settings show` lists\n"
-            "all names; docs/reference/live-settings.md explains each."
-        ),
-    )
-    add_action(
-        actions,
-        "unset",
-        lambda options: _change(options, dict.fromkeys(options.names)),
-        option("names", nargs="+", metavar="NAME", help="as in log_level"),
-        if_match("settings"),
-        summary="reset live settings",
-        description="Reset live settings: each agent's own setting applies again.",
-    )
 
 
 def _assigned(text: str) -> tuple[str, object]:
@@ -74,6 +36,40 @@ def _change(options: argparse.Namespace, changes: Mapping[str, object]) -> int:
     return print_resource(options, "settings", response)
 
 
+_ACTIONS = one_action(
+    service_action(
+        "show",
+        partial(show, kind="settings", path=_PATH),
+        summary="show all live settings",
+        description="Show all live settings; an unset live setting leaves each agent's own setting in force.",
+    ),
+    service_action(
+        "set",
+        lambda options: _change(options, dict(options.values)),
+        option(
+            "values",
+            nargs="+",
+            type=_assigned,
+            metavar="NAME=VALUE",
+            help="as in log_level=debug or scrub=off",
+        ),
+        if_match("settings"),
+        summary="set live settings",
+        description=(
+            "Set live settings; agents with etcd apply them within a second. `ostraca settings show` lists\n"
+            "all names; docs/reference/live-settings.md explains each."
+        ),
+    ),
+    service_action(
+        "unset",
+        lambda options: _change(options, dict.fromkeys(options.names)),
+        option("names", nargs="+", metavar="NAME", help="as in log_level"),
+        if_match("settings"),
+        summary="reset live settings",
+        description="Reset live settings: each agent's own setting applies again.",
+    ),
+)
+
 COMMAND = Command(
     name="settings",
     summary="show and change settings of all running agents",
@@ -82,7 +78,7 @@ COMMAND = Command(
         "See ACTION --help."
     ),
     example="  $ ostraca settings set log_level=debug\n  $ ostraca settings unset log_level\n",
-    add_options=_add_options,
+    options=(_ACTIONS,),
     run=run_action,
     extra="admin",
 )

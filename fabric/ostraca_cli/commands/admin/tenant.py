@@ -5,18 +5,17 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from ostraca_cli.command import Command, run_action
+from ostraca_cli.command import Command, one_action, option, run_action
 from ostraca_cli.commands.admin.options import (
     ETAG,
     WATCH,
-    add_action,
     ask,
     change,
     if_match,
-    option,
     print_done,
     print_list,
     print_resource,
+    service_action,
     show,
 )
 from ostraca_cli.terminal.units import size_argument
@@ -26,10 +25,17 @@ _NAME = option("name", metavar="NAME", help="the tenant")
 _IF_MATCH = if_match("tenant")
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    add_action(
-        actions,
+def _add(options: argparse.Namespace) -> int:
+    response = ask(options, "PUT", _PATH, "flash_bytes", "agent_bytes_per_s", "is_erasable")
+    return print_resource(options, "tenant", response)
+
+
+def _remove(options: argparse.Namespace) -> int:
+    return print_done(options, ask(options, "DELETE", _PATH), f"tenant {options.name}: limits removed")
+
+
+_ACTIONS = one_action(
+    service_action(
         "add",
         _add,
         option("name", metavar="NAME", help="the tenant, as named in the files of tokens"),
@@ -62,32 +68,28 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             "Create a tenant, or replace its limits: an omitted limit means no limit. Tokens of the tenant\n"
             "belong into the files of tokens on the agents' hosts."
         ),
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "list",
         partial(print_list, kind="tenants"),
         summary="list tenants",
         description="List created tenants, by name.",
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "show",
         partial(show, kind="tenant", path=_PATH),
         *(_NAME, ETAG),
         summary="show a tenant",
         description="Show the limits, usage and volumes of a tenant.",
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "remove",
         _remove,
         *(_NAME, _IF_MATCH),
         summary="remove the limits of a tenant; stored blocks stay",
         description="Remove the limits of a tenant. Stored blocks stay: erase them first.",
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "erase",
         partial(change, path=f"{_PATH}:erase", fields=("volume",)),
         _NAME,
@@ -99,17 +101,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             "accept puts at once. Done when no agent can serve an erased block, not even an agent cut off\n"
             "from etcd."
         ),
-    )
-
-
-def _add(options: argparse.Namespace) -> int:
-    response = ask(options, "PUT", _PATH, "flash_bytes", "agent_bytes_per_s", "is_erasable")
-    return print_resource(options, "tenant", response)
-
-
-def _remove(options: argparse.Namespace) -> int:
-    return print_done(options, ask(options, "DELETE", _PATH), f"tenant {options.name}: limits removed")
-
+    ),
+)
 
 COMMAND = Command(
     name="tenant",
@@ -127,7 +120,7 @@ COMMAND = Command(
         "    expired: no agent can serve the erased blocks\n"
         "  done: no agent can serve the erased blocks\n"
     ),
-    add_options=_add_options,
+    options=(_ACTIONS,),
     run=run_action,
     extra="admin",
 )

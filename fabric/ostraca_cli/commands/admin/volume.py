@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 from functools import partial
 
-from ostraca_cli.command import Command, run_action
+from ostraca_cli.command import Command, one_action, option, run_action
 from ostraca_cli.commands.admin.options import (
-    add_action,
     ask,
     if_match,
-    option,
     print_done,
     print_list,
+    service_action,
     show,
     volume_argument,
 )
@@ -23,25 +22,26 @@ _PATH = "/v1/volumes/{volume}"
 _VOLUME = option("volume", type=volume_argument, metavar="TENANT/NAME", help="the volume")
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    add_action(
-        actions,
+def _switch(options: argparse.Namespace) -> int:
+    response = ask(options, "PUT", f"{_PATH}/switch", "switch")
+    return print_done(options, response, f"volume {'/'.join(options.volume)}: {options.switch}")
+
+
+_ACTIONS = one_action(
+    service_action(
         "list",
         partial(print_list, kind="volumes"),
         summary="list all volumes",
         description="List all volumes by tenant and name, with the switch of each.",
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "show",
         partial(show, kind="volume", path=_PATH),
         _VOLUME,
         summary="show a volume",
         description="Show a volume, its switch and its ETag.",
-    )
-    add_action(
-        actions,
+    ),
+    service_action(
         "switch",
         _switch,
         _VOLUME,
@@ -54,13 +54,8 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
             "delivery, while puts go on; metrics count the would-be hits. on: normal service. Agents with\n"
             "etcd apply the switch within a second."
         ),
-    )
-
-
-def _switch(options: argparse.Namespace) -> int:
-    response = ask(options, "PUT", f"{_PATH}/switch", "switch")
-    return print_done(options, response, f"volume {'/'.join(options.volume)}: {options.switch}")
-
+    ),
+)
 
 COMMAND = Command(
     name="volume",
@@ -69,7 +64,7 @@ COMMAND = Command(
         "List and switch volumes through the admin service (`ostraca serve admin`). See ACTION --help."
     ),
     example="  $ ostraca volume switch acme/llama-70b off\n  volume acme/llama-70b: off\n",
-    add_options=_add_options,
+    options=(_ACTIONS,),
     run=run_action,
     extra="admin",
 )

@@ -15,144 +15,27 @@ import os
 from pathlib import Path
 from typing import Any
 
-from ostraca_cli.command import Command, count_argument, run_action, seconds_argument
-from ostraca_cli.commands.admin.fabric import add_views
-from ostraca_cli.composition.etcd_options import EtcdPlace, add_etcd_options, etcd_options
+from ostraca_cli.command import (
+    DRIVES,
+    Command,
+    action,
+    directory_option,
+    number_argument,
+    one_action,
+    one_of,
+    option,
+    run_action,
+    seconds_argument,
+)
+from ostraca_cli.commands.admin.fabric import VIEWS
+from ostraca_cli.composition.etcd_options import ETCD_OPTIONS, EtcdPlace, etcd_options
 from ostraca_cli.composition.process_limits import check_client_of_etcd
 from ostraca_cli.terminal.units import size_argument
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.ids import FabricId
-from ostraca_fabric.sockets.default_paths import (
-    default_directory,
-    default_directory_words,
-    directory_argument,
-)
+from ostraca_fabric.sockets.default_paths import default_directory, directory_argument
 
 _FABRIC_DIGITS = 32
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(metavar="ACTION", required=True)
-    create = actions.add_parser(
-        "create",
-        help="create a fabric in etcd",
-        description=(
-            "Create a fabric in etcd, with files below DIR as drives. May be repeated, also with more\n"
-            "enclosures or drives. DIR also receives the key and the tokens of the fabric. Prints the next\n"
-            "command.\n"
-            "\n"
-            "With --fabric-key and --tokens, the command creates no files: the fabric has the given key,\n"
-            "and enclosures are added by `ostraca enclosure add`."
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    create.set_defaults(act=_create)
-    secrets = create.add_mutually_exclusive_group(required=True)
-    secrets.add_argument("--files", type=directory_argument, metavar="DIR", help="directory of the drives")
-    secrets.add_argument(
-        "--fabric-key", type=Path, metavar="FILE", help="use this key of 32 random bytes, and no drives"
-    )
-    create.add_argument(
-        "--tokens", type=Path, metavar="FILE", help="with --fabric-key: check this file of tokens"
-    )
-    create.add_argument(
-        "--wait",
-        type=seconds_argument,
-        default=0.0,
-        metavar="SECONDS",
-        help="with --fabric-key: wait this long for etcd (default: 0)",
-    )
-    create.add_argument(
-        "--enclosures",
-        type=_none_or_count,
-        default=1,
-        metavar="N",
-        help="enclosures on files; 0 for none, for use of `ostraca enclosure add` (default: 1)",
-    )
-    create.add_argument(
-        "--drives", type=count_argument, default=2, metavar="N", help="drives of each enclosure (default: 2)"
-    )
-    create.add_argument(
-        "--capacity",
-        type=size_argument,
-        default="4GiB",
-        metavar="SIZE",
-        help="flash of the whole fabric (default: 4GiB)",
-    )
-    create.add_argument(
-        "--segment",
-        type=size_argument,
-        metavar="SIZE",
-        help="segment size of new drives, the unit of eviction and the limit of block sizes: 1MiB to 256MiB "
-        "(default: 64MiB, less for small drives)",
-    )
-    create.add_argument(
-        "--replace",
-        action="append",
-        default=[],
-        metavar="DRIVE",
-        help="replace this drive by an empty drive after loss of its file, as in enclosure-0/drive-1 (may be "
-        "repeated)",
-    )
-    add_etcd_options(create)
-    rebuild = actions.add_parser(
-        "rebuild",
-        help="rebuild a lost fabric record from the drives",
-        description=(
-            "Rebuild the fabric record in a directory of `ostraca up` from its drives: id, shape and\n"
-            "volumes. With --etcd, rebuild the records in etcd. Reads superblocks and volume records; never\n"
-            "writes to a drive. No drive has the key: keep the key in the directory, or give --key. With\n"
-            "--etcd, agents may be running. Gets work once a shard is claimed. Puts work owner.grant_s +\n"
-            "owner.hold_s + owner.late_write_s (155 s) later, after the last possible write under a lost\n"
-            "grant.\n"
-            "\n"
-            "example:\n"
-            "  $ ostraca fabric rebuild --etcd 127.0.0.1:2379 --files /var/lib/ostraca --dry-run"
-        ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    rebuild.set_defaults(act=_rebuild)
-    add_etcd_options(rebuild)
-    where = rebuild.add_mutually_exclusive_group()
-    where.add_argument(
-        "--files", type=directory_argument, metavar="DIR", help="with --etcd: directory of the drives"
-    )
-    where.add_argument(
-        "--dir",
-        type=directory_argument,
-        help=f"directory of `ostraca up` (default: {default_directory_words(os.environ)})".replace("%", "%%"),
-    )
-    key = rebuild.add_mutually_exclusive_group()
-    key.add_argument(
-        "--key", type=Path, metavar="FILE", help="copy of fabric.key, if the directory has lost the key"
-    )
-    key.add_argument(
-        "--new-key",
-        action="store_true",
-        help="create a new key after loss of the old key: EVERY BLOCK BECOMES A MISS",
-    )
-    rebuild.add_argument(
-        "--fabric",
-        type=_fabric_argument,
-        metavar="ID",
-        help="id of the fabric, if the directory has drives of several fabrics",
-    )
-    rebuild.add_argument(
-        "--force",
-        action="store_true",
-        help="replace an existing record, with a backup beside the new record; with --etcd, add missing "
-        "records, and raise the incarnation of volumes erased according to the drives",
-    )
-    rebuild.add_argument(
-        "--dry-run", action="store_true", help="print findings and planned changes; write nothing"
-    )
-    add_views(actions)
-
-
-def _none_or_count(text: str) -> int:
-    return 0 if text == "0" else count_argument(text)
 
 
 def _fabric_argument(text: str) -> FabricId:
@@ -243,6 +126,121 @@ def _rebuild(options: argparse.Namespace) -> int:
     return 0
 
 
+_ACTIONS = one_action(
+    action(
+        "create",
+        _create,
+        one_of(
+            option("--files", type=directory_argument, metavar="DIR", help="directory of the drives"),
+            option(
+                "--fabric-key",
+                type=Path,
+                metavar="FILE",
+                help="use this key of 32 random bytes, and no drives",
+            ),
+            required=True,
+        ),
+        option("--tokens", type=Path, metavar="FILE", help="with --fabric-key: check this file of tokens"),
+        option(
+            "--wait",
+            type=seconds_argument,
+            default=0.0,
+            metavar="SECONDS",
+            help="with --fabric-key: wait this long for etcd (default: 0)",
+        ),
+        option(
+            "--enclosures",
+            type=number_argument,
+            default=1,
+            metavar="N",
+            help="enclosures on files; 0 for none, for use of `ostraca enclosure add` (default: 1)",
+        ),
+        DRIVES,
+        option(
+            "--capacity",
+            type=size_argument,
+            default="4GiB",
+            metavar="SIZE",
+            help="flash of the whole fabric (default: 4GiB)",
+        ),
+        option(
+            "--segment",
+            type=size_argument,
+            metavar="SIZE",
+            help="segment size of new drives, the unit of eviction and the limit of block sizes: 1MiB to "
+            "256MiB (default: 64MiB, less for small drives)",
+        ),
+        option(
+            "--replace",
+            action="append",
+            default=[],
+            metavar="DRIVE",
+            help="replace this drive by an empty drive after loss of its file, as in enclosure-0/drive-1 "
+            "(may be repeated)",
+        ),
+        *ETCD_OPTIONS,
+        summary="create a fabric in etcd",
+        description=(
+            "Create a fabric in etcd, with files below DIR as drives. May be repeated, also with more\n"
+            "enclosures or drives. DIR also receives the key and the tokens of the fabric. Prints the next\n"
+            "command.\n"
+            "\n"
+            "With --fabric-key and --tokens, the command creates no files: the fabric has the given key,\n"
+            "and enclosures are added by `ostraca enclosure add`."
+        ),
+    ),
+    action(
+        "rebuild",
+        _rebuild,
+        *ETCD_OPTIONS,
+        one_of(
+            option(
+                "--files", type=directory_argument, metavar="DIR", help="with --etcd: directory of the drives"
+            ),
+            directory_option("directory of `ostraca up`"),
+        ),
+        one_of(
+            option(
+                "--key",
+                type=Path,
+                metavar="FILE",
+                help="copy of fabric.key, if the directory has lost the key",
+            ),
+            option(
+                "--new-key",
+                action="store_true",
+                help="create a new key after loss of the old key: EVERY BLOCK BECOMES A MISS",
+            ),
+        ),
+        option(
+            "--fabric",
+            type=_fabric_argument,
+            metavar="ID",
+            help="id of the fabric, if the directory has drives of several fabrics",
+        ),
+        option(
+            "--force",
+            action="store_true",
+            help="replace an existing record, with a backup beside the new record; with --etcd, add missing "
+            "records, and raise the incarnation of volumes erased according to the drives",
+        ),
+        option("--dry-run", action="store_true", help="print findings and planned changes; write nothing"),
+        summary="rebuild a lost fabric record from the drives",
+        description=(
+            "Rebuild the fabric record in a directory of `ostraca up` from its drives: id, shape and\n"
+            "volumes. With --etcd, rebuild the records in etcd. Reads superblocks and volume records; never\n"
+            "writes to a drive. No drive has the key: keep the key in the directory, or give --key. With\n"
+            "--etcd, agents may be running. Gets work once a shard is claimed. Puts work owner.grant_s +\n"
+            "owner.hold_s + owner.late_write_s (155 s) later, after the last possible write under a lost\n"
+            "grant.\n"
+            "\n"
+            "example:\n"
+            "  $ ostraca fabric rebuild --etcd 127.0.0.1:2379 --files /var/lib/ostraca --dry-run"
+        ),
+    ),
+    *VIEWS,
+)
+
 COMMAND = Command(
     name="fabric",
     summary="create, inspect or rebuild a fabric",
@@ -258,6 +256,6 @@ COMMAND = Command(
         "  Rebuilt. Start the fabric by: ostraca up --dir /tmp/fabric --enclosures 1 --drives 2 --capacity "
         "1024MiB\n"
     ),
-    add_options=_add_options,
+    options=(_ACTIONS,),
     run=run_action,
 )

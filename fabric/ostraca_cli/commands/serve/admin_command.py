@@ -12,7 +12,7 @@ import os
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from ostraca_cli.commands.serve.daemon_options import DaemonOption, add_daemon, exit_process, load_settings
+from ostraca_cli.commands.serve.daemon_options import DaemonOption, daemon_action, exit_process, load_settings
 from ostraca_cli.commands.serve.notify import Notifier
 from ostraca_cli.commands.serve.reload import FileReloader
 from ostraca_cli.commands.serve.signals import start_or_stop, stop_on_signals
@@ -44,23 +44,6 @@ _OPTIONS = (
     DaemonOption("--tokens", "tokens_file", "FILE", "the agents' file of tokens"),
     DaemonOption("--people", "people_file", "FILE", "bearer tokens of people and programs, by role"),
 )
-
-
-def add_admin(daemons: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``admin`` to the daemons of ``ostraca serve``."""
-    add_daemon(
-        daemons,
-        "admin",
-        _run,
-        _OPTIONS,
-        summary="run an admin service: REST API of a fabric",
-        description=(
-            "Run an admin service of a fabric in etcd, until SIGTERM: a REST API, with its OpenAPI at\n"
-            "/v1/openapi.json. All state is in etcd, so any number of services may run. Requires\n"
-            "pip install 'ostraca[admin]'. Precedence: options, environment (OSTRACA_ADMIN_...), settings\n"
-            "file."
-        ),
-    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -106,3 +89,18 @@ async def _serve(daemon: AdminDaemon, settings: AdminSettings) -> None:
     finally:
         await daemon.stop()
     log.info("Stopped.")
+
+
+ADMIN = daemon_action(
+    "admin",
+    _run,
+    _OPTIONS,
+    summary="run an admin service: REST API of a fabric",
+    description=(
+        "Run an admin service of a fabric in etcd, until SIGTERM: a REST API, with its OpenAPI at\n"
+        "/v1/openapi.json. All state is in etcd, so any number of services may run. Requires\n"
+        "pip install 'ostraca[admin]'. Precedence: options, environment (OSTRACA_ADMIN_...), settings\n"
+        "file."
+    ),
+)
+"""``admin`` among the daemons of ``ostraca serve``."""

@@ -16,10 +16,10 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostraca_cli.command import Command, run_action
-from ostraca_cli.commands.serve.admin_command import add_admin
-from ostraca_cli.commands.serve.daemon_options import DaemonOption, add_daemon, exit_process, load_settings
-from ostraca_cli.commands.serve.enclosure.command import add_enclosure
+from ostraca_cli.command import Command, one_action, run_action
+from ostraca_cli.commands.serve.admin_command import ADMIN
+from ostraca_cli.commands.serve.daemon_options import DaemonOption, daemon_action, exit_process, load_settings
+from ostraca_cli.commands.serve.enclosure.command import ENCLOSURE
 from ostraca_cli.commands.serve.notify import Notifier
 from ostraca_cli.commands.serve.reload import FileReloader
 from ostraca_cli.commands.serve.signals import start_or_stop, stop_on_signals
@@ -74,24 +74,6 @@ _OPTIONS = (
         is_list=True,
     ),
 )
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    daemons = parser.add_subparsers(metavar="DAEMON", required=True)
-    add_daemon(
-        daemons,
-        "agent",
-        _run_agent,
-        _OPTIONS,
-        summary="run this host's agent",
-        description=(
-            "Run an agent of a fabric in etcd, until SIGTERM. Without etcd the agent waits. Precedence:\n"
-            "options, environment (OSTRACA_AGENT_...), settings file. Reference:\n"
-            "docs/reference/daemon-settings.md for the process, docs/reference/settings.md for the agent."
-        ),
-    )
-    add_admin(daemons)
-    add_enclosure(daemons)
 
 
 def _run_agent(options: argparse.Namespace) -> int:
@@ -184,6 +166,18 @@ def ready_words(status: AgentStatus, addresses: Sequence[str]) -> str:
     )
 
 
+_AGENT = daemon_action(
+    "agent",
+    _run_agent,
+    _OPTIONS,
+    summary="run this host's agent",
+    description=(
+        "Run an agent of a fabric in etcd, until SIGTERM. Without etcd the agent waits. Precedence:\n"
+        "options, environment (OSTRACA_AGENT_...), settings file. Reference:\n"
+        "docs/reference/daemon-settings.md for the process, docs/reference/settings.md for the agent."
+    ),
+)
+
 COMMAND = Command(
     name="serve",
     summary="run a daemon of a fabric in etcd",
@@ -193,6 +187,6 @@ COMMAND = Command(
         '  ready: ostraca.connect("unix:///run/ostraca/agent.sock")  '
         "# agent host-1, 4 shards served, 0 blocks found\n"
     ),
-    add_options=_add_options,
+    options=(one_action(_AGENT, ADMIN, ENCLOSURE, metavar="DAEMON"),),
     run=run_action,
 )

@@ -7,10 +7,11 @@ import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from ostraca_cli.composition.etcd_options import add_etcd_options, etcd_options
-from ostraca_cli.settings import add_settings_options, as_toml, load, sources_of
+from ostraca_cli.command import AddOption, action, option
+from ostraca_cli.composition.etcd_options import ETCD_OPTIONS, etcd_options
+from ostraca_cli.settings import SETTINGS_OPTIONS, as_toml, load, sources_of
 from ostraca_cli.terminal.logs import add_log_options, flush_log
 
 _Settings = TypeVar("_Settings")
@@ -30,41 +31,26 @@ class DaemonOption:
     help: str
     is_list: bool = False
 
+    @property
+    def option(self) -> AddOption:
+        """Return the option for a parser."""
+        settings: dict[str, Any] = {"metavar": self.metavar}
+        if not self.metavar:
+            settings = {"action": "store_const", "const": "true", "default": ""}
+        elif self.is_list:
+            settings |= {"action": "append", "default": []}
+        return option(self.flag, dest=self.name, help=self.help, **settings)
 
-def add_daemon(
-    daemons: argparse._SubParsersAction[argparse.ArgumentParser],
+
+def daemon_action(
     name: str,
     run: Callable[[argparse.Namespace], int],
     options: Sequence[DaemonOption],
-    *,
-    summary: str,
-    description: str,
-    epilog: str = "",
-) -> None:
-    """Add a daemon to ``ostraca serve``, with the options common to all daemons."""
-    parser = daemons.add_parser(
-        name,
-        help=summary,
-        description=description,
-        epilog=epilog,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    for each in options:
-        if not each.metavar:
-            parser.add_argument(
-                each.flag, dest=each.name, help=each.help, action="store_const", const="true", default=""
-            )
-        elif each.is_list:
-            parser.add_argument(
-                each.flag, dest=each.name, metavar=each.metavar, help=each.help, action="append", default=[]
-            )
-        else:
-            parser.add_argument(each.flag, dest=each.name, metavar=each.metavar, help=each.help)
-    add_etcd_options(parser)
-    add_settings_options(parser)
-    add_log_options(parser)
-    parser.set_defaults(act=run)
+    **texts: str,
+) -> AddOption:
+    """Describe a daemon of ``ostraca serve``, with the options common to all daemons."""
+    own = (each.option for each in options)
+    return action(name, run, *own, *ETCD_OPTIONS, *SETTINGS_OPTIONS, add_log_options, **texts)
 
 
 def load_settings(

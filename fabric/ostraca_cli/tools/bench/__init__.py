@@ -9,45 +9,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 
-from ostraca_cli.command import Command, count_argument, seconds_argument
+from ostraca_cli.command import Command, count_argument, option, seconds_argument
 from ostraca_cli.terminal.progress import progress
 from ostraca_cli.terminal.units import size_argument, size_text
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.sockets.default_paths import directory_argument
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "address",
-        nargs="?",
-        metavar="ADDRESS",
-        help=(
-            "address of an agent of a running fabric (default: run a temporary fabric, in another process)"
-        ),
-    )
-    parser.add_argument(
-        "--dir",
-        type=directory_argument,
-        help="directory of the temporary fabric, on the disk to measure (default: temporary)",
-    )
-    parser.add_argument(
-        "--blocks", type=count_argument, default=64, metavar="N", help="blocks in a batch (default: 64)"
-    )
-    parser.add_argument(
-        "--block-bytes",
-        type=size_argument,
-        default="1MiB",
-        metavar="SIZE",
-        help="bytes of a block (default: 1MiB)",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=seconds_argument,
-        default=5.0,
-        metavar="S",
-        help="duration of each measurement (default: 5)",
-    )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -93,6 +59,39 @@ COMMAND = Command(
         "  $ ostraca bench --dir /mnt/nvme/bench --seconds 2\n  (a table: operation, GB/s, limit of "
         "the machine, its GB/s, ratio)\n"
     ),
-    add_options=_add_options,
+    options=(
+        option(
+            "address",
+            nargs="?",
+            metavar="ADDRESS",
+            help=(
+                "address of an agent of a running fabric (default: run a temporary fabric, in another "
+                "process)"
+            ),
+        ),
+        option(
+            "--dir",
+            type=directory_argument,
+            help="directory of the temporary fabric, on the disk to measure (default: temporary)",
+        ),
+        option(
+            "--blocks", type=count_argument, default=64, metavar="N", help="blocks in a batch (default: 64)"
+        ),
+        option(
+            "--block-bytes",
+            type=size_argument,
+            default="1MiB",
+            metavar="SIZE",
+            help="bytes of a block (default: 1MiB)",
+        ),
+        option(
+            "--seconds",
+            type=seconds_argument,
+            default=5.0,
+            metavar="S",
+            help="duration of each measurement (default: 5)",
+        ),
+        option("--json", action="store_true", help="print the figures as JSON"),
+    ),
     run=_run,
 )

@@ -11,54 +11,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from ostraca_cli.command import Command
+from ostraca_cli.command import Command, number_argument, one_of, option
 from ostraca_fabric.errors import DriveError, UsageError
 from ostraca_fabric.runtime.os_errors import state_and_remedy
 
 _DRIVE = "drive"
 _DUMPS = ("superblock", "volumes", "summary", "entries")
-
-
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "paths",
-        nargs="+",
-        metavar="PATH",
-        help=(
-            "a drive (file or block device), or a directory of drives, as the --dir of `ostraca up`; "
-            "or the word `drive` and NVMe devices, to check their fitness for an enclosure"
-        ),
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print findings as JSON; with --dump, an object per line"
-    )
-    action = parser.add_mutually_exclusive_group()
-    action.add_argument(
-        "--verify",
-        action="store_true",
-        help="also read all listed blocks and check their tags",
-    )
-    action.add_argument(
-        "--dump", choices=_DUMPS, help="print the raw content, field by field, without explanations"
-    )
-    action.add_argument(
-        "--format",
-        metavar="SHARD",
-        help=(
-            "EMPTY this shard of the drive PATH, or create the missing drive. Does not ask for "
-            "confirmation; refuses during a run of the fabric in the drive's directory"
-        ),
-    )
-    parser.add_argument("--segment", type=_segment, metavar="N", help="dump only this segment")
-    parser.add_argument(
-        "--force", action="store_true", help=("with `doctor drive`: exit code 0 even for an unfit drive")
-    )
-
-
-def _segment(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no segment: count from 0")
-    return int(text)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -163,6 +121,39 @@ COMMAND = Command(
         "enclosure-0/drive-0/0, at byte 0\n    ...\n    verdict      `ostraca up` can use the drive.\n\n  2 "
         "drives, no problems.\n"
     ),
-    add_options=_add_options,
+    options=(
+        option(
+            "paths",
+            nargs="+",
+            metavar="PATH",
+            help=(
+                "a drive (file or block device), or a directory of drives, as the --dir of `ostraca up`; "
+                "or the word `drive` and NVMe devices, to check their fitness for an enclosure"
+            ),
+        ),
+        option("--json", action="store_true", help="print findings as JSON; with --dump, an object per line"),
+        one_of(
+            option(
+                "--verify",
+                action="store_true",
+                help="also read all listed blocks and check their tags",
+            ),
+            option(
+                "--dump", choices=_DUMPS, help="print the raw content, field by field, without explanations"
+            ),
+            option(
+                "--format",
+                metavar="SHARD",
+                help=(
+                    "EMPTY this shard of the drive PATH, or create the missing drive. Does not ask for "
+                    "confirmation; refuses during a run of the fabric in the drive's directory"
+                ),
+            ),
+        ),
+        option("--segment", type=number_argument, metavar="N", help="dump only this segment"),
+        option(
+            "--force", action="store_true", help=("with `doctor drive`: exit code 0 even for an unfit drive")
+        ),
+    ),
     run=_run,
 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ostraca_cli.command import Command
 from ostraca_cli.terminal.progress import progress
-from ostraca_cli.tools.replay.options import add_options, plan_of
+from ostraca_cli.tools.replay.options import OPTIONS, plan_of
 from ostraca_fabric.errors import UsageError
 
 if TYPE_CHECKING:
@@ -77,6 +77,6 @@ COMMAND = Command(
         "  $ ostraca replay conversation_trace.jsonl --capacity 1%,10%,30% --budget 50%,25%\n"
         "  (a table: capacity, policy, hits, blocks written, drive writes per day, years)\n"
     ),
-    add_options=add_options,
+    options=OPTIONS,
     run=_run,
 )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ostraca_cli.command import count_argument, seconds_argument
+from ostraca_cli.command import JSON, count_argument, group, number_argument, option, seconds_argument
 from ostraca_cli.terminal.units import size_argument, size_text
 from ostraca_cli.tools.replay.plan import (
     BLOCK_BYTES,
@@ -35,22 +35,6 @@ _BLOCK_BYTES_MAX = 1 << 40
 _DRIVE_BYTES_MAX = 1 << 60
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the command."""
-    parser.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="a file of JSON lines")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
-    parser.add_argument(
-        "--out",
-        type=Path,
-        metavar="DIR",
-        help="also write outcomes.json there, and pictures where matplotlib is installed",
-    )
-    _add_workload(parser.add_argument_group("workload"))
-    _add_store(parser.add_argument_group("replayed stores"))
-    _add_loss(parser.add_argument_group("loss of an enclosure"))
-    _add_endurance(parser.add_argument_group("endurance"))
-
-
 def plan_of(options: argparse.Namespace) -> ReplayPlan:
     """Return the plan for the options; raises UsageError."""
     for flag, listed in (("--capacity", options.capacity), ("--policies", options.policies)):
@@ -70,140 +54,6 @@ def plan_of(options: argparse.Namespace) -> ReplayPlan:
         enclosures=options.enclosures,
         stripe_units=options.stripe_units,
         seed=options.seed,
-    )
-
-
-def _add_workload(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--generate",
-        nargs="?",
-        const="",
-        metavar="NAME=VALUE,...",
-        help=(
-            "generate a workload of chat sessions instead of reading a trace, by any of: sessions, "
-            "sessions_per_s, turns, think_s, system_prompts, zipf, system_tokens, message_tokens, "
-            "answer_tokens, context_tokens_max, seed (docs/howto/replay.md)"
-        ),
-    )
-    group.add_argument("--save", type=Path, metavar="FILE", help="write the generated workload as a trace")
-    group.add_argument(
-        "--speed-up",
-        type=_number,
-        default=1.0,
-        metavar="TIMES",
-        help="accelerate the trace by this factor (default: 1)",
-    )
-
-
-def _add_store(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--capacity",
-        type=_list_of(parse_capacity),
-        default=_CAPACITIES,
-        metavar="SIZE,...",
-        help=f"flash, as sizes or shares of the trace's unique blocks, as in 10%%,2TiB (default: "
-        f"{_CAPACITIES.replace('%', '%%')})",
-    )
-    group.add_argument(
-        "--policies",
-        type=_list_of(_policy),
-        default=",".join(POLICIES),
-        metavar="NAME,...",
-        help=f"any of {', '.join(POLICIES)} (default: all)",
-    )
-    group.add_argument(
-        "--block-bytes",
-        type=_bounded(size_argument, 1, _BLOCK_BYTES_MAX, size_text),
-        default=BLOCK_BYTES,
-        metavar="SIZE",
-        help=(
-            f"KV cache of 512 tokens, a hash id (default: {size_text(BLOCK_BYTES)}, of a 70B model in BF16)"
-        ),
-    )
-    group.add_argument(
-        "--segment-blocks",
-        type=_bounded(count_argument, 1, _BLOCKS_PER_SEGMENT_MAX),
-        default=BLOCKS_PER_SEGMENT,
-        metavar="N",
-        help=f"hash ids to a segment, evicted together (default: {BLOCKS_PER_SEGMENT})",
-    )
-    group.add_argument(
-        "--owner",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE,...",
-        help=(
-            "also replay Ostraca's store with these settings of a shard owner, as in "
-            "free_segments=2; may be repeated (a wrong name is answered with the valid names)"
-        ),
-    )
-    group.add_argument(
-        "--seed", type=_seed, default=1, metavar="N", help="for keys and placement (default: 1)"
-    )
-
-
-def _add_endurance(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--budget",
-        type=_list_of(parse_budget),
-        default="",
-        metavar="BUDGET,...",
-        help=(
-            "also replay Ostraca's store with these write budgets: drive writes per day as in 0.5, "
-            "or a share of the writes without a budget, as in 50%% (default: none)"
-        ),
-    )
-    group.add_argument(
-        "--burst",
-        type=seconds_argument,
-        metavar="S",
-        help=(
-            "largest saved budget, as its accrual time (default: a tenth of the trace; agents save "
-            "up to 6 hours)"
-        ),
-    )
-    group.add_argument(
-        "--drive",
-        type=_bounded(size_argument, 1, _DRIVE_BYTES_MAX, size_text),
-        metavar="SIZE",
-        help=("size of the flash under wear (default: the capacity)"),
-    )
-    group.add_argument(
-        "--dwpd",
-        type=_number,
-        default=1.0,
-        metavar="N",
-        help="rated drive writes per day of the flash (default: 1)",
-    )
-    group.add_argument(
-        "--years",
-        type=_number,
-        default=5.0,
-        metavar="N",
-        help="rated years of the flash (default: 5)",
-    )
-
-
-def _add_loss(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--enclosures",
-        type=_bounded(count_argument, _ENCLOSURES_MIN, _ENCLOSURES_MAX),
-        default=0,
-        metavar="N",
-        help=(
-            "also place the blocks of the largest capacity among N enclosures, and report the loss "
-            "of hits by the failure of an enclosure half-way (default: no enclosures)"
-        ),
-    )
-    group.add_argument(
-        "--stripe-units",
-        type=_list_of(_bounded(count_argument, 1, _STRIPE_UNIT_MAX)),
-        default=_STRIPE_UNITS,
-        metavar="N,...",
-        help=(
-            "hash ids placed together. A fabric places 32 blocks together: 1 hash id for blocks of "
-            f"16 tokens, and 32 for blocks of 512 (default: {_STRIPE_UNITS})"
-        ),
     )
 
 
@@ -246,11 +96,155 @@ def _policy(text: str) -> str:
     return text
 
 
-def _seed(text: str) -> int:
-    is_short = len(text) <= len(str(_SEED_MAX))
-    if not (is_short and text.isascii() and text.isdigit() and int(text) <= _SEED_MAX):
-        raise argparse.ArgumentTypeError(f"{shown(text)} is no seed: write a whole number up to {_SEED_MAX}")
-    return int(text)
-
-
 _number = _bounded(_float, _NUMBER_LEAST, NUMBER_MAX, "{:g}".format)
+
+OPTIONS = (
+    option("trace", nargs="?", type=Path, metavar="TRACE", help="a file of JSON lines"),
+    JSON,
+    option(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="also write outcomes.json there, and pictures where matplotlib is installed",
+    ),
+    group(
+        "workload",
+        option(
+            "--generate",
+            nargs="?",
+            const="",
+            metavar="NAME=VALUE,...",
+            help=(
+                "generate a workload of chat sessions instead of reading a trace, by any of: sessions, "
+                "sessions_per_s, turns, think_s, system_prompts, zipf, system_tokens, message_tokens, "
+                "answer_tokens, context_tokens_max, seed (docs/howto/replay.md)"
+            ),
+        ),
+        option("--save", type=Path, metavar="FILE", help="write the generated workload as a trace"),
+        option(
+            "--speed-up",
+            type=_number,
+            default=1.0,
+            metavar="TIMES",
+            help="accelerate the trace by this factor (default: 1)",
+        ),
+    ),
+    group(
+        "replayed stores",
+        option(
+            "--capacity",
+            type=_list_of(parse_capacity),
+            default=_CAPACITIES,
+            metavar="SIZE,...",
+            help=f"flash, as sizes or shares of the trace's unique blocks, as in 10%%,2TiB (default: "
+            f"{_CAPACITIES.replace('%', '%%')})",
+        ),
+        option(
+            "--policies",
+            type=_list_of(_policy),
+            default=",".join(POLICIES),
+            metavar="NAME,...",
+            help=f"any of {', '.join(POLICIES)} (default: all)",
+        ),
+        option(
+            "--block-bytes",
+            type=_bounded(size_argument, 1, _BLOCK_BYTES_MAX, size_text),
+            default=BLOCK_BYTES,
+            metavar="SIZE",
+            help=(
+                f"KV cache of 512 tokens, a hash id (default: {size_text(BLOCK_BYTES)}, of a 70B model in "
+                "BF16)"
+            ),
+        ),
+        option(
+            "--segment-blocks",
+            type=_bounded(count_argument, 1, _BLOCKS_PER_SEGMENT_MAX),
+            default=BLOCKS_PER_SEGMENT,
+            metavar="N",
+            help=f"hash ids to a segment, evicted together (default: {BLOCKS_PER_SEGMENT})",
+        ),
+        option(
+            "--owner",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE,...",
+            help=(
+                "also replay Ostraca's store with these settings of a shard owner, as in "
+                "free_segments=2; may be repeated (a wrong name is answered with the valid names)"
+            ),
+        ),
+        option(
+            "--seed",
+            type=_bounded(number_argument, 0, _SEED_MAX),
+            default=1,
+            metavar="N",
+            help="for keys and placement (default: 1)",
+        ),
+    ),
+    group(
+        "loss of an enclosure",
+        option(
+            "--enclosures",
+            type=_bounded(count_argument, _ENCLOSURES_MIN, _ENCLOSURES_MAX),
+            default=0,
+            metavar="N",
+            help=(
+                "also place the blocks of the largest capacity among N enclosures, and report the loss "
+                "of hits by the failure of an enclosure half-way (default: no enclosures)"
+            ),
+        ),
+        option(
+            "--stripe-units",
+            type=_list_of(_bounded(count_argument, 1, _STRIPE_UNIT_MAX)),
+            default=_STRIPE_UNITS,
+            metavar="N,...",
+            help=(
+                "hash ids placed together. A fabric places 32 blocks together: 1 hash id for blocks of "
+                f"16 tokens, and 32 for blocks of 512 (default: {_STRIPE_UNITS})"
+            ),
+        ),
+    ),
+    group(
+        "endurance",
+        option(
+            "--budget",
+            type=_list_of(parse_budget),
+            default="",
+            metavar="BUDGET,...",
+            help=(
+                "also replay Ostraca's store with these write budgets: drive writes per day as in 0.5, "
+                "or a share of the writes without a budget, as in 50%% (default: none)"
+            ),
+        ),
+        option(
+            "--burst",
+            type=seconds_argument,
+            metavar="S",
+            help=(
+                "largest saved budget, as its accrual time (default: a tenth of the trace; agents save "
+                "up to 6 hours)"
+            ),
+        ),
+        option(
+            "--drive",
+            type=_bounded(size_argument, 1, _DRIVE_BYTES_MAX, size_text),
+            metavar="SIZE",
+            help=("size of the flash under wear (default: the capacity)"),
+        ),
+        option(
+            "--dwpd",
+            type=_number,
+            default=1.0,
+            metavar="N",
+            help="rated drive writes per day of the flash (default: 1)",
+        ),
+        option(
+            "--years",
+            type=_number,
+            default=5.0,
+            metavar="N",
+            help="rated years of the flash (default: 5)",
+        ),
+    ),
+)
+"""Options of the command."""

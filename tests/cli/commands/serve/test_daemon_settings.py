@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from ostraca_cli.command import add_options
 from ostraca_cli.commands.serve.admin_settings import AdminSettings
 from ostraca_cli.commands.serve.daemon_settings import DaemonSettings, TlsPlace
 from ostraca_cli.commands.serve.enclosure.settings import EnclosureDaemonSettings
-from ostraca_cli.composition.etcd_options import EtcdPlace, add_etcd_options, etcd_options, etcd_settings
+from ostraca_cli.composition.etcd_options import ETCD_OPTIONS, EtcdPlace, etcd_options, etcd_settings
 from ostraca_cli.program import main
 from ostraca_cli.settings import SettingsError, Sources, as_toml, load
 from ostraca_cli.settings.fields import group_of
@@ -108,7 +109,7 @@ def test_halves_of_what_etcd_is_shown_are_refused(given: dict[str, Any], said: s
 
 def test_members_of_etcd_may_be_named_with_commas_between() -> None:
     parser = argparse.ArgumentParser()
-    add_etcd_options(parser)
+    add_options(parser, *ETCD_OPTIONS)
     given = etcd_options(parser.parse_args(["--etcd", "a:1, b:2,", "--etcd", "[::1]:3"]))
     assert ("--etcd", "endpoints", ["a:1", "b:2", "[::1]:3"]) in given
 

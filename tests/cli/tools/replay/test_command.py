@@ -155,7 +155,7 @@ def test_without_matplotlib_it_says_what_pictures_need(
             "--policies: 'random' is no policy: name any of ostraca, lru",
         ),
         (("trace", "--segment-blocks", "256"), "'256' is out of range: take 1 to 255"),
-        (("trace", "--seed", "x"), "'x' is no seed"),
+        (("trace", "--seed", "x"), "'x' is no number"),
         (("trace", "--enclosures", "1"), "'1' is out of range: take 2 to 1024"),
         (
             ("--generate", "--owner", "speed=3"),
@@ -181,7 +181,7 @@ def test_without_matplotlib_it_says_what_pictures_need(
         (("trace", "--stripe-units", DIGITS), "is no count"),
         (("trace", "--segment-blocks", DIGITS), "is no count"),
         (("trace", "--enclosures", DIGITS), "is no count"),
-        (("trace", "--seed", DIGITS), "is no seed"),
+        (("trace", "--seed", DIGITS), "is no number"),
         (
             ("--generate", "sessions=5", "--capacity", "9000TiB", "--block-bytes", "64KiB"),
             "exceeds a shard",

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ostraca_cli.commands.serve.daemon_options import DaemonOption, add_daemon, exit_process, load_settings
+from ostraca_cli.commands.serve.daemon_options import DaemonOption, daemon_action, exit_process, load_settings
 from ostraca_cli.commands.serve.notify import Notifier
 from ostraca_cli.commands.serve.reload import FileReloader
 from ostraca_cli.commands.serve.signals import first_of, start_or_stop, stop_on_signals
@@ -64,31 +64,6 @@ _OPTIONS = (
     DaemonOption("--force", "force", "", "export unfit drives too, for laboratories"),
     DaemonOption("--withdraw", "withdraw", "", "end all exports at the end of the daemon"),
 )
-
-
-def add_enclosure(daemons: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add ``enclosure`` to the daemons of ``ostraca serve``."""
-    add_daemon(
-        daemons,
-        "enclosure",
-        _run,
-        _OPTIONS,
-        summary="export this machine's drives",
-        description=(
-            "Export the drives of an enclosure over NVMe-oF or as files, and report their health, until\n"
-            "SIGTERM. Exports stay after the end of the daemon, and without etcd. Precedence: options,\n"
-            "environment (OSTRACA_ENCLOSURE_...), settings file. Reference:\n"
-            "docs/reference/enclosure-settings.md."
-        ),
-        epilog=(
-            "example:\n"
-            "  $ ostraca serve enclosure --id shelf-1 --listen rdma://10.0.8.1:4420 --hosts "
-            "/etc/ostraca/hosts.toml \\\n"
-            "      --etcd etcd-0:2379\n"
-            "  ready: enclosure shelf-1 exports 24 drives as nqn.2025-01.io.ostraca:shelf-1 at "
-            "rdma://10.0.8.1:4420\n"
-        ),
-    )
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -183,3 +158,26 @@ def ready_words(daemon: EnclosureDaemon) -> str:
     where = ", ".join(map(str, daemon.target.controllers))
     drives = counted(exported, "drive")
     return f"enclosure {daemon.id} exports {drives} as {daemon.target.nqn} at {where}"
+
+
+ENCLOSURE = daemon_action(
+    "enclosure",
+    _run,
+    _OPTIONS,
+    summary="export this machine's drives",
+    description=(
+        "Export the drives of an enclosure over NVMe-oF or as files, and report their health, until\n"
+        "SIGTERM. Exports stay after the end of the daemon, and without etcd. Precedence: options,\n"
+        "environment (OSTRACA_ENCLOSURE_...), settings file. Reference:\n"
+        "docs/reference/enclosure-settings.md."
+    ),
+    epilog=(
+        "example:\n"
+        "  $ ostraca serve enclosure --id shelf-1 --listen rdma://10.0.8.1:4420 --hosts "
+        "/etc/ostraca/hosts.toml \\\n"
+        "      --etcd etcd-0:2379\n"
+        "  ready: enclosure shelf-1 exports 24 drives as nqn.2025-01.io.ostraca:shelf-1 at "
+        "rdma://10.0.8.1:4420\n"
+    ),
+)
+"""``enclosure`` among the daemons of ``ostraca serve``."""
