@@ -25,7 +25,13 @@ from tests.support.agent.assembly import (
 )
 from tests.support.stalls import Stopwatch
 
-from ostraca_dpu_agent.datapath.admission import Booking, LatencyEstimator, Load, LoadQueue
+from ostraca_dpu_agent.datapath.admission import (
+    Booking,
+    GetAdmission,
+    LatencyEstimator,
+    Load,
+    LoadQueue,
+)
 from ostraca_dpu_agent.settings import MIB
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
@@ -247,6 +253,17 @@ async def load(
 
 def is_all(done: GetDone, state: BlockState, reason: Reason = Reason.NONE) -> bool:
     return set(get_states(done)) == {state} and set(done.reasons) == {reason}
+
+
+@pytest.mark.parametrize("sizes", [[2, 2, 2], [1, 2, 3]])
+def test_moves_count_the_bytes_of_their_blocks(sizes: list[int]) -> None:
+    estimator, worker = LatencyEstimator(4 * MIB), Worker()
+    lengths = np.array(sizes, np.uint32) * np.uint32(MIB)
+    admission = GetAdmission(estimator, lambda: 0.0, worker, lengths, recompute_s=0.0)
+    admission.start_move(0.0, np.array([0, 2]))
+    assert estimator.worker_queue(worker).active_bytes == (sizes[0] + sizes[2]) * MIB
+    admission.end_move(1.0, np.array([2]))
+    assert estimator.worker_queue(worker).active_bytes == sizes[0] * MIB
 
 
 async def test_a_load_that_would_lose_is_declined_at_once_and_one_that_wins_is_not() -> None:

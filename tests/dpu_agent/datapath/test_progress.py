@@ -19,6 +19,7 @@ from tests.support.agent.assembly import (
     until,
 )
 
+from ostraca_dpu_agent.settings import MIB
 from ostraca_fabric.drives.drive_health import HealthSettings
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.outcome import BlockState, Reason
@@ -144,3 +145,32 @@ async def test_the_last_wave_is_part_of_the_answer(asked: int) -> None:
         assert last > 0
         assert reported(worker.said) + last == COUNT
         await fabric.at_rest()
+
+
+async def test_news_of_good_and_failed_waves_together_tells_them_apart() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(4))
+        worker.arena.is_held = True
+        getting = asyncio.create_task(fabric.get(worker, range(4)))
+        await until(lambda: len(worker.arena.held) == 2)
+        (failing, landing), worker.arena.held = worker.arena.held, []
+        worker.arena.fails = True
+        failing()
+        worker.arena.fails = False
+        landing()
+        done = await getting
+        assert get_states(done) == [BlockState.MISS] * 2 + [BlockState.HIT] * 2
+        assert np.frombuffer(done.positions, np.uint32).tolist() == [2, 3]
+        assert reasons_of(done)[:2] == [Reason.TRANSFER_FAILED] * 2
+        await fabric.at_rest()
+
+
+async def test_moves_to_a_worker_are_measured() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(4))
+        to_worker = fabric.context.estimator.worker_queue(worker)
+        assert to_worker.serve_s(fabric.context.clock(), MIB) == 0
+        await fabric.get(worker, range(4))
+        assert to_worker.serve_s(fabric.context.clock(), MIB) > 0
