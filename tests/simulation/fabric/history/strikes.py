@@ -212,6 +212,8 @@ class HarshOutages(Playing):
         said = rebuilt(world.drives.found_shards(), FABRIC)
         if said.contradictions:
             raise ViolationError(f"drives of one fabric contradict each other: {said.contradictions}")
+        given = world.outside.store.memory._grants
+        world.forgotten_epochs |= {shard: each.epoch for shard, each in given.items() if each.epoch}
         world.outside.store.begin_anew(said.enclosures, said.volumes)
         world.story.tell(
             "-", f"the store knows {len(said.enclosures)} enclosures, {len(said.volumes)} volumes"

@@ -45,7 +45,7 @@ from ostraca_fabric.wire.messages import WIRE_VERSION
 
 if TYPE_CHECKING:
     from ostraca_fabric.model.fabric_map import FabricMap
-    from ostraca_fabric.model.ids import EnclosureId, TenantId
+    from ostraca_fabric.model.ids import EnclosureId, ShardId, TenantId
 
 _CHECKS = 12
 STRIKES = (
@@ -171,6 +171,9 @@ class World:
 
         self.has_forgotten_owners = False
         """Whether the store knows of owners before now only what flash says."""
+
+        self.forgotten_epochs: dict[ShardId, int] = {}
+        """Epoch of each shard's last owner when the store was emptied."""
 
         enclosures = [self.drives.made_enclosure(setup.drives) for _ in range(setup.enclosures)]
         self.outside.store.transact(lambda store: store.memory.put_enclosures(enclosures))
@@ -316,8 +319,8 @@ class World:
 
     def is_last_owner(self, owned: OwnedShard) -> bool:
         """Say whether nobody has claimed a shard since its owner did, however sure that one is of it."""
-        given = self.outside.store.memory._grants.get(owned.record.id)
-        return given is not None and given.epoch == owned.epoch
+        shard, given = owned.record.id, self.outside.store.memory._grants.get(owned.record.id)
+        return given is not None and (given.epoch or self.forgotten_epochs.get(shard)) == owned.epoch
 
     def judge(self, hear: Callable[..., object], *said: object, **named: object) -> None:
         """Have something judged in the middle of what an agent does, which does not hear of it."""
