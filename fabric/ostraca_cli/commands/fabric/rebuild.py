@@ -191,8 +191,9 @@ def _keep_beside(record: Path) -> None:
     try:
         write_whole(record.with_name(record.name + _KEPT_SUFFIX), record.read_bytes())
     except OSError as error:
-        message = f"cannot back up {record}, so the record is unchanged: {explained(error)}"
-        raise MembershipError(message) from error
+        raise MembershipError(
+            f"cannot back up {record}, so the record is unchanged: {explained(error)}"
+        ) from error
 
 
 def _shards(path: Path) -> Iterator[FoundShard]:

@@ -38,11 +38,9 @@ class AdminLimits:
     def __post_init__(self) -> None:
         """Raise UsageError for settings that cannot work."""
         if min(self.connections_max, self.body_bytes_max, self.head_bytes_max) < 1:
-            message = "connections_max, body_bytes_max and head_bytes_max are 1 or more"
-            raise UsageError(message)
+            raise UsageError("connections_max, body_bytes_max and head_bytes_max are 1 or more")
         if min(self.audit_max, self.operations_max) < 1:
-            message = "audit_max and operations_max are 1 or more"
-            raise UsageError(message)
+            raise UsageError("audit_max and operations_max are 1 or more")
 
 
 @dataclass(frozen=True, slots=True)

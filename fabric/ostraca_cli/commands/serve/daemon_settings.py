@@ -107,11 +107,10 @@ class DaemonSettings(AgentSettings):
         """Raise UsageError for settings that cannot work."""
         AgentSettings.__post_init__(self)  # not super(): slots=True makes a new class
         if self.owner.grant_s > self.etcd.lease_ttl_s:
-            message = (
+            raise UsageError(
                 f"owner.grant_s is {self.owner.grant_s}, above etcd.lease_ttl_s {self.etcd.lease_ttl_s}: "
                 "lower owner.grant_s, since other agents own the shards after the lease"
             )
-            raise UsageError(message)
         if self.fabric:
             self.wanted_fabric()
         if self.http_listen:
@@ -147,16 +146,14 @@ class DaemonSettings(AgentSettings):
             each for each in listened if not isinstance(each, UnixAddress)
         ]
         if not any(isinstance(each, TcpAddress | TlsAddress) for each in listened) or not reachable:
-            message = (
+            raise UsageError(
                 "other agents cannot reach this agent: listen at tls://host:port, or at tcp://host:port on a "
                 "private network"
             )
-            raise UsageError(message)
         for each in reachable:
             _check_reachable(each)
         if not self.tls.cert and any(isinstance(each, TlsAddress) for each in (*listened, *reachable)):
-            message = "a tls:// address needs a certificate: give tls.cert, tls.key and tls.ca"
-            raise UsageError(message)
+            raise UsageError("a tls:// address needs a certificate: give tls.cert, tls.key and tls.ca")
         return tuple(map(str, reachable))
 
 

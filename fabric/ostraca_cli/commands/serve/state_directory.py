@@ -121,8 +121,9 @@ class StateDirectory:
         except OSError as error:
             raise MembershipError(f"cannot read the record of {daemon}: {explained(error)}") from error
         except msgspec.DecodeError as error:
-            message = f"{file} is damaged ({error}): remove the file if {self.path} belongs to {daemon}"
-            raise FormatError(message) from error
+            raise FormatError(
+                f"{file} is damaged ({error}): remove the file if {self.path} belongs to {daemon}"
+            ) from error
         if record.version != _VERSION:
             raise FormatError(
                 f"{file} has version {record.version}, and this release reads {_VERSION}: use the release of "

@@ -129,7 +129,8 @@ async def await_namesake(
 def check_place(place: EtcdPlace) -> None:
     """Raise UsageError or FormatError for an invalid location of etcd."""
     if not place.endpoints:
-        message = "the address of etcd is missing: give --etcd HOST:PORT, or etcd.endpoints in the settings"
-        raise UsageError(message)
+        raise UsageError(
+            "the address of etcd is missing: give --etcd HOST:PORT, or etcd.endpoints in the settings"
+        )
     etcd_settings(place)
     etcd_keys(place)

@@ -95,11 +95,10 @@ class EnclosureDaemonSettings(EnclosureSettings):
         """Return the NVMe-oF or file target for hosts; raises UsageError."""
         listen = self.listen or ((f"files://{Path(self.files).absolute()}",) if self.files else ())
         if not listen:
-            message = (
+            raise UsageError(
                 "the enclosure has no address: give --listen rdma://ADDRESS:4420 or tcp://ADDRESS:4420, or "
                 "--files DIR for files as drives"
             )
-            raise UsageError(message)
         controllers = tuple(
             _at_address(parse_controller(each), is_named=self.target == USERSPACE) for each in listen
         )
@@ -107,8 +106,7 @@ class EnclosureDaemonSettings(EnclosureSettings):
         if self.target == USERSPACE:
             self._check_userspace(target)
         if target.is_files and len(controllers) > 1:
-            message = "an enclosure on files has a single directory: give --listen files:// once"
-            raise UsageError(message)
+            raise UsageError("an enclosure on files has a single directory: give --listen files:// once")
         if target.is_files and self.files and Path(self.files).absolute() != Path(controllers[0].address):
             raise UsageError(
                 f"--files {self.files} and --listen {controllers[0]} differ: omit one of the two"
@@ -122,11 +120,11 @@ class EnclosureDaemonSettings(EnclosureSettings):
                 "the user-space target speaks TCP alone: give --listen tcp://ADDRESS:4420, or --target nvmet"
             )
         if not self.files:
-            message = "the user-space target exports files alone: give --files DIR, or --target nvmet"
-            raise UsageError(message)
+            raise UsageError("the user-space target exports files alone: give --files DIR, or --target nvmet")
         if self.reservations:
-            message = "the user-space target has no reservations: omit reservations, or give --target nvmet"
-            raise UsageError(message)
+            raise UsageError(
+                "the user-space target has no reservations: omit reservations, or give --target nvmet"
+            )
 
     def directory(self) -> Path | None:
         """Return the directory of the drives' files, None for NVMe drives; raises UsageError."""
