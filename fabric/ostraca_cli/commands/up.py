@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import logging
 import os
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,13 +29,12 @@ from ostraca_cli.terminal.streams import READY, announce, unblock
 from ostraca_cli.terminal.units import size_argument, size_text
 from ostraca_fabric.errors import OstracaError, UsageError
 from ostraca_fabric.runtime.sentences import counted
-from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.sockets.default_paths import TOKEN_FILE, agent_socket, default_directory
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from ostraca_cli.composition.embedded import EmbeddedFabric, FabricPlan
+    from ostraca_cli.composition.embedded import FabricPlan
     from ostraca_fabric.telemetry.status import AgentStatus
 
 log = logging.getLogger(__name__)
@@ -146,7 +145,9 @@ async def _serve(plan: FabricPlan, http: str | None) -> bool:
             await fabric.stop()
             raise
         if plan.addresses:
-            await stack.enter_async_context(_rereading_token(fabric, plan))
+            look_s = plan.settings.secrets_check_s  # a replaced token is accepted meanwhile
+            reloader = FileReloader([plan.directory / TOKEN_FILE], fabric.readmit, look_s=look_s)
+            await stack.enter_async_context(reloader.running())
         await stack.enter_async_context(notifier.watched())
         ready = ready_line(fabric.addresses, plan, fabric.status())
         announce(ready)
@@ -157,19 +158,6 @@ async def _serve(plan: FabricPlan, http: str | None) -> bool:
         has_ended = await fabric.stop()
     log.info("Stopped. Blocks stay in %s.", plan.directory)
     return has_ended
-
-
-@asynccontextmanager
-async def _rereading_token(fabric: EmbeddedFabric, plan: FabricPlan) -> AsyncIterator[None]:
-    """Accept the token in the directory, and follow replacements of the token."""
-    file = plan.directory / TOKEN_FILE
-    reloader = FileReloader(str(file), [file], fabric.readmit, look_s=plan.settings.secrets_check_s)
-    tasks = Tasks("reload of the workers' token")
-    tasks.spawn(reloader.run())
-    try:
-        yield
-    finally:
-        await tasks.stop()
 
 
 def ready_line(addresses: Sequence[str], plan: FabricPlan, statuses: Sequence[AgentStatus]) -> str:

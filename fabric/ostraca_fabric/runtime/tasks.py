@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -61,3 +62,14 @@ class Tasks:
             log.error("a task of %s crashed; this is a bug in Ostraca", self._name, exc_info=task.exception())
             if self._on_crash is not None:
                 self._on_crash()
+
+
+@asynccontextmanager
+async def meanwhile(name: str, coroutine: Coroutine[Any, Any, object]) -> AsyncIterator[None]:
+    """Run *coroutine* as a task until the end of the block; *name* as in ``Tasks``."""
+    tasks = Tasks(name)
+    tasks.spawn(coroutine)
+    try:
+        yield
+    finally:
+        await tasks.stop()

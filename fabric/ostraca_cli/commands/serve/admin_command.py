@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 from ostraca_cli.commands.serve.daemon_options import DaemonOption, daemon_action, exit_process, load_settings
@@ -20,7 +19,6 @@ from ostraca_cli.composition.process_limits import check_client_of_etcd
 from ostraca_cli.terminal.logs import log_to_stderr
 from ostraca_cli.terminal.streams import READY, announce, unblock
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.sockets.default_paths import ADMIN_TOKEN_VARIABLE, ADMIN_URL_VARIABLE
 
 if TYPE_CHECKING:
@@ -71,17 +69,14 @@ def _run(options: argparse.Namespace) -> int:
 async def _serve(daemon: AdminDaemon, settings: AdminSettings) -> None:
     """Run the service until a signal."""
     unblock()
-    files, tasks, notifier = daemon.secret_files, Tasks("reload of secret files"), Notifier(os.environ)
-    reloader = FileReloader(", ".join(map(str, files)), files, daemon.reread, look_s=settings.secrets_check_s)
+    notifier = Notifier(os.environ)
+    reloader = FileReloader(daemon.secret_files, daemon.reread, look_s=settings.secrets_check_s)
     stop = stop_on_signals(reloader.look_now)
     try:
         async with notifier.busy(lambda: "Starting to serve, or waiting for etcd to find the fabric."):
             is_up = await start_or_stop(daemon.start(), stop)
         if is_up:
-            async with AsyncExitStack() as stack:
-                stack.push_async_callback(tasks.stop)
-                tasks.spawn(reloader.run())
-                await stack.enter_async_context(notifier.watched())
+            async with reloader.running(), notifier.watched():
                 announce(f"{READY}{daemon.url}  # admin {daemon.name}")
                 notifier.ready(daemon.url)
                 await stop.wait()

@@ -22,12 +22,11 @@ from ostraca_cli.commands.serve.daemon_options import DaemonOption, daemon_actio
 from ostraca_cli.commands.serve.enclosure.command import ENCLOSURE
 from ostraca_cli.commands.serve.notify import Notifier
 from ostraca_cli.commands.serve.reload import FileReloader
-from ostraca_cli.commands.serve.signals import start_or_stop, stop_on_signals
+from ostraca_cli.commands.serve.signals import first_of, start_or_stop, stop_on_signals
 from ostraca_cli.composition.process_limits import check_descriptors, check_threads
 from ostraca_cli.terminal.logs import log_to_stderr
 from ostraca_cli.terminal.streams import READY, announce, unblock
 from ostraca_fabric.runtime.sentences import counted
-from ostraca_fabric.runtime.tasks import Tasks
 
 if TYPE_CHECKING:
     import argparse
@@ -111,10 +110,7 @@ async def _serve(settings: DaemonSettings) -> int:
     async with AsyncExitStack() as stack:
         state = stack.enter_context(StateDirectory(Path(settings.state_dir), f"agent {settings.agent_id()}"))
         daemon = AgentDaemon(settings, state)
-        files = daemon.secret_files
-        reloader = FileReloader(
-            ", ".join(map(str, files)), files, daemon.readmit, look_s=settings.secrets_check_s
-        )
+        reloader = FileReloader(daemon.secret_files, daemon.readmit, look_s=settings.secrets_check_s)
         stop = stop_on_signals(reloader.look_now)
         await stack.enter_async_context(serve_agent_pages(where, {daemon.id: daemon.status}, settings.http))
         await stack.enter_async_context(notifier.watched())
@@ -140,21 +136,17 @@ async def _until(
 
     Returns whether a part of the agent crashed.
     """
-    agent, tasks = daemon.agent, Tasks("reload of secret files")
+    agent = daemon.agent
     assert agent is not None, "the agent was started"
-    tasks.spawn(reloader.run())
-    try:
-        ready = f"{READY}{ready_words(agent.status(), agent.addresses)}"
-        announce(ready)
-        notifier.ready(ready.removeprefix(READY))
-        waiting = [tasks.spawn(event.wait()) for event in (stop, agent.crashed)]
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    async with reloader.running():
+        ready = ready_words(agent.status(), agent.addresses)
+        announce(f"{READY}{ready}")
+        notifier.ready(ready)
+        await first_of(stop, agent.crashed)
         if not stop.is_set():
             log.error("A part of this agent has crashed: shutting down in order, for a restart.")
         log.info("Stopping: handing shards over to other agents. Another signal exits at once.")
         return not stop.is_set()
-    finally:
-        await tasks.stop()
 
 
 def ready_words(status: AgentStatus, addresses: Sequence[str]) -> str:

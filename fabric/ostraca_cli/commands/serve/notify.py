@@ -12,9 +12,10 @@ import math
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+
+from ostraca_fabric.runtime.tasks import meanwhile
 
 log = logging.getLogger(__name__)
 
@@ -45,46 +46,28 @@ class Notifier:
         """Report a graceful shutdown."""
         self._tell(f"STOPPING=1\nSTATUS={status}")
 
-    @asynccontextmanager
-    async def busy(self, doing: Callable[[], str], *, within_s: float = math.inf) -> AsyncIterator[None]:
+    def busy(
+        self, doing: Callable[[], str], *, within_s: float = math.inf
+    ) -> AbstractAsyncContextManager[None]:
         """Report the present work meanwhile, and extend the manager's time limit.
 
         The manager does not abort a start or stop while the event loop runs, for at most *within_s*. *doing*
         returns a description of the work.
         """
-        async with self._meanwhile(self._extend_timeout(doing, within_s)):
-            yield
+        return meanwhile("the service manager's time limit", self._extend_timeout(doing, within_s))
 
-    @asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    def watched(self) -> AbstractAsyncContextManager[None]:
         """Ping the manager's watchdog from the running loop meanwhile, if enabled."""
-        if self.watchdog_s:
-            async with self._meanwhile(self._ping()):
-                yield
-        else:
-            yield
-
-    @asynccontextmanager
-    async def _meanwhile(self, notifying: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-        if not self._where:
-            notifying.close()
-            yield
-            return
-        task = asyncio.get_running_loop().create_task(notifying)
-        try:
-            yield
-        finally:
-            task.cancel()
-            await asyncio.wait([task])
+        return meanwhile("the service manager's watchdog", self._ping())
 
     async def _ping(self) -> None:
-        while True:
+        while self._where and self.watchdog_s:
             self._tell("WATCHDOG=1")
             await asyncio.sleep(self.watchdog_s / _PINGS_IN_TIME)
 
     async def _extend_timeout(self, doing: Callable[[], str], within_s: float) -> None:
         until_s = time.monotonic() + within_s
-        while (left_s := until_s - time.monotonic()) > 0:
+        while self._where and (left_s := until_s - time.monotonic()) > 0:
             extension_us = round(min(left_s, _EXTENSION_S) * 1e6)
             self._tell(f"STATUS={' '.join(doing().split())}\nEXTEND_TIMEOUT_USEC={extension_us}")
             await asyncio.sleep(_REPEAT_S)

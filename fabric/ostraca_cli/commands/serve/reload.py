@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from ostraca_fabric.errors import OstracaError
 from ostraca_fabric.runtime.file_reload import identities
+from ostraca_fabric.runtime.tasks import meanwhile
 
 log = logging.getLogger(__name__)
 
@@ -20,13 +22,13 @@ log = logging.getLogger(__name__)
 class FileReloader:
     """Watcher of the files of one kind of secret."""
 
-    def __init__(self, name: str, files: Sequence[Path], use: Callable[[], None], *, look_s: float) -> None:
+    def __init__(self, files: Sequence[Path], use: Callable[[], None], *, look_s: float) -> None:
         """Watch *files* and apply changes by *use*.
 
         *use* reads and applies the files, or raises OstracaError without any change. The caller has called
         *use* before: the present files count as applied.
         """
-        self._name = name
+        self._name = ", ".join(map(str, files)) or "no files"
         self._files = tuple(files)
         self._use = use
         self._look_s = look_s
@@ -39,6 +41,10 @@ class FileReloader:
     def look_now(self) -> None:
         """Reload the files even if unchanged; safe in a signal handler."""
         self._requested.set()
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Return a context manager that polls meanwhile."""
+        return meanwhile(f"reload of {self._name}", self.run())
 
     async def run(self) -> None:
         """Poll until cancelled: every ``look_s``, and after each ``look_now``."""

@@ -61,8 +61,12 @@ async def start_or_stop(
     return has_started
 
 
-async def first_of(stop: asyncio.Event, *futures: asyncio.Future[None]) -> None:
-    """Wait for *stop* or the first of *futures*."""
-    stopping: asyncio.Future[Any] = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({stopping, *futures}, return_when=asyncio.FIRST_COMPLETED)
-    stopping.cancel()
+async def first_of(*ends: asyncio.Event | asyncio.Future[None]) -> None:
+    """Wait for the first of *ends*."""
+    waits: list[asyncio.Future[Any]] = [
+        asyncio.ensure_future(each.wait()) for each in ends if isinstance(each, asyncio.Event)
+    ]
+    futures = (each for each in ends if isinstance(each, asyncio.Future))
+    await asyncio.wait([*waits, *futures], return_when=asyncio.FIRST_COMPLETED)
+    for each in waits:
+        each.cancel()

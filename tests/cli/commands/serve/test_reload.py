@@ -32,7 +32,7 @@ class Use:
 
 def reloading(file: Path, *, look_s: float = 60.0) -> tuple[Use, FileReloader]:
     use = Use(file)
-    return use, FileReloader("tokens", [file], use, look_s=look_s)
+    return use, FileReloader([file], use, look_s=look_s)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_a_wrong_file_leaves_all_as_it_was_and_is_told_once_until_it_is_right(
         assert not watched.look()
         assert not watched.look()
     assert [record.message for record in caplog.records] == [
-        "Unusable change of tokens, the previous content stays in use: the file is wrong"
+        f"Unusable change of {file}, the previous content stays in use: the file is wrong"
     ]
     file.write_text("right again")
     assert watched.look()

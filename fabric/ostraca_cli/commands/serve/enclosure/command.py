@@ -22,7 +22,6 @@ from ostraca_cli.composition.process_limits import check_client_of_etcd
 from ostraca_cli.terminal.logs import log_to_stderr
 from ostraca_cli.terminal.streams import READY, announce, unblock
 from ostraca_fabric.runtime.sentences import counted
-from ostraca_fabric.runtime.tasks import Tasks
 
 if TYPE_CHECKING:
     import argparse
@@ -91,21 +90,18 @@ async def _serve(settings: EnclosureDaemonSettings) -> None:
     unblock()
     with StateDirectory(Path(settings.state_dir), f"enclosure {settings.enclosure_id()}") as state:
         daemon = EnclosureDaemon(settings, state)
-        files, tasks = daemon.secret_files, Tasks("reload of the hosts file")
-        on_hangup = daemon.enclosure.look_now
-        if files:
-            reloader = FileReloader(str(files[0]), files, daemon.reread, look_s=settings.secrets_check_s)
-            tasks.spawn(reloader.run())
-            on_hangup = reloader.look_now
-        stop = stop_on_signals(on_hangup)
+        reloader = FileReloader(daemon.secret_files, daemon.reread, look_s=settings.secrets_check_s)
+        stop = stop_on_signals(reloader.look_now)
         notifier = Notifier(os.environ)
         try:
-            async with notifier.busy(lambda: "Starting to export, or waiting for etcd to join the fabric."):
-                is_up = await start_or_stop(_start(daemon), stop, daemon.failed)
-            if is_up:
-                await _until(stop, daemon, settings, notifier)
+            async with reloader.running():
+                async with notifier.busy(
+                    lambda: "Starting to export, or waiting for etcd to join the fabric."
+                ):
+                    is_up = await start_or_stop(_start(daemon), stop, daemon.failed)
+                if is_up:
+                    await _until(stop, daemon, settings, notifier)
         finally:
-            await tasks.stop()
             await daemon.stop()
     has_ended = settings.withdraw or settings.target == USERSPACE
     log.info("Stopped. %s", "All exports have ended." if has_ended else "All exports stay.")
