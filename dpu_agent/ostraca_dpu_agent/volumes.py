@@ -17,7 +17,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -39,6 +39,7 @@ from ostraca_fabric.model.fabric_map import check_blocks_fit
 from ostraca_fabric.model.ids import TenantId, checked_name
 from ostraca_fabric.model.volume import VolumeIdentity, VolumeRecord
 from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.runtime.tasks import set_within
 from ostraca_fabric.tables.digests import placement_secret, volume_secret
 from ostraca_fabric.telemetry.log_lines import LogDedup
 from ostraca_fabric.wire.messages import OpenVolume
@@ -155,9 +156,7 @@ class Incarnations:
                 wait_s = min(wait_s, _RETRY_S)
             else:
                 self._trouble.resolve("The membership store reports erasures again")
-            with suppress(TimeoutError):  # the interval may have changed
-                async with asyncio.timeout(wait_s):
-                    await self._changed.wait()
+            await set_within(self._changed, wait_s)  # the interval may have changed
 
     async def _read_records(self) -> None:
         revision = self._membership.overrides.revision  # the volumes below are as new, or newer

@@ -17,7 +17,7 @@ from ostraca_enclosure.plan import HostSecrets
 from ostraca_enclosure.ports import Reports
 from ostraca_fabric.errors import MembershipError, UsageError
 from ostraca_fabric.model.inventory import EnclosureReport
-from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.runtime.tasks import Tasks, set_within
 from ostraca_fabric.runtime.version import VERSION
 from ostraca_fabric.telemetry.conditions import READY, Conditions, Observation
 from ostraca_fabric.telemetry.http.app import HttpSettings
@@ -162,11 +162,7 @@ class Enclosure:
 
     async def _run_turns(self) -> None:
         while not self._is_stopping:
-            try:
-                async with asyncio.timeout(self._settings.turn_s):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass
+            await set_within(self._wake, self._settings.turn_s)
             self._wake.clear()
             if not self._is_stopping:
                 await self._take_turn()

@@ -21,7 +21,7 @@ from ostraca_admin.workflows.steps import Steps
 from ostraca_fabric.errors import MembershipError, OstracaError
 from ostraca_fabric.model import record_keys
 from ostraca_fabric.ports.records import Record, RecordChange, RecordLock, Records
-from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.runtime.tasks import Tasks, set_within
 from ostraca_fabric.telemetry.log_lines import LogDedup
 
 log = logging.getLogger(__name__)
@@ -72,11 +72,7 @@ class WorkflowRunner:
                     waits.report("Operations wait for etcd: %s", error)
                 else:
                     waits.resolve("Operations continue")
-                try:
-                    async with asyncio.timeout(self._poll_s):
-                        await self._wake.wait()
-                except TimeoutError:
-                    pass
+                await set_within(self._wake, self._poll_s)
         finally:
             await self._tasks.stop()
 

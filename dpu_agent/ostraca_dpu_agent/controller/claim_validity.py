@@ -15,12 +15,12 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from ostraca_dpu_agent.shards.group_commit import set_within
 from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_fabric.errors import MembershipError, StoreAwayError
 from ostraca_fabric.model.fabric_map import AgentRecord
 from ostraca_fabric.model.ids import ShardId
 from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.runtime.tasks import set_within
 from ostraca_fabric.telemetry.log_lines import LogDedup
 from ostraca_fabric.telemetry.status import ClaimCounters, MembershipStatus
 

@@ -33,7 +33,6 @@ from ostraca_dpu_agent.controller.plan import (
 from ostraca_dpu_agent.controller.served_shards import ServedShards
 from ostraca_dpu_agent.controller.unavailable import find_unavailable
 from ostraca_dpu_agent.settings import AgentSettings
-from ostraca_dpu_agent.shards.group_commit import set_within
 from ostraca_dpu_agent.shards.service import OwnerService
 from ostraca_fabric.drives.drive_health import DriveCondition
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
@@ -41,7 +40,7 @@ from ostraca_fabric.errors import MembershipError, OstracaError, StoreAwayError,
 from ostraca_fabric.model.fabric_map import AgentRecord, FabricMap
 from ostraca_fabric.model.ids import AgentId, DriveId, ShardId, StartId
 from ostraca_fabric.ports.membership import Membership
-from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.runtime.tasks import Tasks, set_within
 from ostraca_fabric.telemetry.log_lines import LogDedup
 from ostraca_fabric.telemetry.unavailable import Unavailable
 

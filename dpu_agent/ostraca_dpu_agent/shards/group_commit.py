@@ -8,7 +8,6 @@ dropped. A successor relies on the drop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.runtime.memory import HugeMemory
+from ostraca_fabric.runtime.tasks import set_within
 from ostraca_fabric.wire.codec import Outcomes
 
 log = logging.getLogger(__name__)
@@ -179,14 +179,6 @@ def _batches(pieces: list[tuple[int, int, bytes]], room: int) -> Iterator[list[t
             used += len(part)
     if batch:
         yield batch
-
-
-async def set_within(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, at most *seconds*; return whether it was set."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            return await event.wait()
-    return False
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,7 @@ from ostraca_dpu_agent.shards.core import (
     ShardSettings,
     may_get_space,
 )
-from ostraca_dpu_agent.shards.group_commit import GroupCommit, set_within
+from ostraca_dpu_agent.shards.group_commit import GroupCommit
 from ostraca_dpu_agent.shards.reinsertion import Reinserter
 from ostraca_dpu_agent.shards.scrub import DamageChecker, ShardScrubber
 from ostraca_dpu_agent.shards.scrub_plan import ScrubProgress
@@ -34,7 +34,7 @@ from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import OwnerEpoch
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.ports.drive import Drive
-from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.runtime.tasks import Tasks, set_within
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import EventRing
 from ostraca_fabric.wire.codec import Outcomes

@@ -44,6 +44,7 @@ from ostraca_fabric.model.overrides import Overrides
 from ostraca_fabric.model.volume import VolumeRecord, check_erasable
 from ostraca_fabric.ports.membership import ClaimResult
 from ostraca_fabric.ports.records import RecordLock
+from ostraca_fabric.runtime.tasks import changes_of
 
 _Seen = TypeVar("_Seen")
 _Result = TypeVar("_Result")
@@ -311,15 +312,8 @@ class MemoryMembership:
     create_volume = _applied(MemoryStore.create_volume)
     erase_volume = _applied(MemoryStore.erase_volume)
 
-    async def _changes_of(self, newest: Callable[[], _Seen]) -> AsyncIterator[_Seen]:
-        seen = None
-        while True:
-            changed = self._changed
-            if (found := newest()) is not seen:
-                seen = found
-                yield found
-            else:
-                await changed.wait()
+    def _changes_of(self, newest: Callable[[], _Seen]) -> AsyncIterator[_Seen]:
+        return changes_of(newest, lambda: self._changed)
 
     def _say_changed(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -73,3 +73,26 @@ async def meanwhile(name: str, coroutine: Coroutine[Any, Any, object]) -> AsyncI
         yield
     finally:
         await tasks.stop()
+
+
+async def set_within(event: asyncio.Event, seconds: float) -> bool:
+    """Wait for an event, at most *seconds*; return whether it was set."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    return False
+
+
+async def changes_of(newest: Callable[[], _T], changed: Callable[[], asyncio.Event]) -> AsyncIterator[_T]:
+    """Yield the newest object, then each newer object, never skipping the newest.
+
+    *changed* returns the event of the next change.
+    """
+    seen = None
+    while True:
+        change = changed()
+        if (found := newest()) is not seen:
+            seen = found
+            yield found
+        else:
+            await change.wait()

@@ -13,22 +13,21 @@ import contextlib
 import os
 import random
 import secrets
-import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ostraca_cli.commands.serve.store import retry_while_away
 from ostraca_cli.composition.etcd_options import EtcdPlace, etcd_keys, etcd_settings
 from ostraca_cli.composition.secret_files import read_access, read_fabric_key
 from ostraca_cli.composition.state import KEY_FILE, lock_directory, read_key, write_key
 from ostraca_cli.terminal.units import size_text
 from ostraca_enclosure.files import FileEnclosure
-from ostraca_fabric.errors import FormatError, MembershipError, StoreAwayError, UsageError
+from ostraca_fabric.errors import FormatError, MembershipError, UsageError
 from ostraca_fabric.membership.etcd.membership import EtcdMembership
 from ostraca_fabric.membership.etcd.store import fabric_at
 from ostraca_fabric.model.fabric_map import EnclosureRecord, FabricMap, ShardRecord
 from ostraca_fabric.model.ids import ID_BYTES, DriveId, EnclosureId, FabricId
-from ostraca_fabric.policies.backoff import Backoff
 from ostraca_fabric.runtime.atomic_files import make_private_folder, write_whole
 from ostraca_fabric.runtime.os_errors import explained
 from ostraca_fabric.runtime.sentences import counted
@@ -37,8 +36,6 @@ from ostraca_fabric.tables.digests import FABRIC_KEY_BYTES, fabric_key_check
 TOKENS_FILE = "tokens.toml"
 _TOKEN_BYTES = 24
 _MIB = 1 << 20
-_WAIT_MIN_S = 0.2
-_WAIT_MAX_S = 2.0
 
 _TOKENS = """\
 # Tokens of the fabric and of tenants. `ostraca serve agent --tokens` reads this file, and reloads changes.
@@ -159,17 +156,9 @@ async def _create_with_key(
     place: EtcdPlace, key: bytes, files: tuple[Path, Path], *, wait_s: float
 ) -> CreationResult:
     settings, keys, dice = etcd_settings(place), etcd_keys(place), random.Random()  # noqa: S311
-    found, until_s = None, time.monotonic() + wait_s
-    backoff = Backoff(_WAIT_MIN_S, _WAIT_MAX_S, dice)
-    while True:
-        try:
-            found = await fabric_at(keys, settings, dice=dice)
-            break
-        except StoreAwayError:
-            pause_s = backoff.next_s()
-            if time.monotonic() + pause_s > until_s:
-                raise
-            await asyncio.sleep(pause_s)
+    found = await retry_while_away(
+        "create the fabric", lambda: fabric_at(keys, settings, dice=dice), within_s=wait_s
+    )
     fabric = found or FabricId(secrets.token_bytes(ID_BYTES))
     membership = await EtcdMembership.open(
         fabric, settings, dice=dice, keys=keys, begin=True, key_check=fabric_key_check(key, fabric)

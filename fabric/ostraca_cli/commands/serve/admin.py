@@ -8,6 +8,7 @@ import random
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from ostraca_admin.agent_queries import AgentQueries
@@ -34,11 +35,7 @@ from ostraca_fabric.connection import SOCKETS, SocketNetwork
 from ostraca_fabric.connection.network import listen, real_address
 from ostraca_fabric.errors import FormatError, UsageError
 from ostraca_fabric.membership.etcd.admin_records import EtcdRecords
-from ostraca_fabric.membership.etcd.membership import EtcdMembership
-from ostraca_fabric.membership.etcd.schema.records import decode_at, decode_report
-from ostraca_fabric.model import record_keys
-from ostraca_fabric.model.ids import ID_BYTES, EnclosureId
-from ostraca_fabric.model.inventory import EnclosureReport
+from ostraca_fabric.model.ids import ID_BYTES
 from ostraca_fabric.model.volume import VolumeRecord
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.runtime.version import VERSION
@@ -63,8 +60,6 @@ class AdminDaemon:
         self._token = self._read_token()
         self._tokens = self._read_people()
         self._network = self._made_network()
-        self._membership: EtcdMembership | None = None
-        self._records: EtcdRecords | None = None
         self._server: LoopServer | None = None
         self._readiness = Readiness(time.monotonic)
         self._front = ProbedApp(
@@ -74,6 +69,7 @@ class AdminDaemon:
         )
         self._tasks = Tasks("the admin service")
         self._closing = asyncio.Event()
+        self._stack = AsyncExitStack()
         self.url = ""
 
     @property
@@ -108,15 +104,19 @@ class AdminDaemon:
             lambda: open_membership(settings.etcd, named_fabric(settings.fabric), None),
             say=self._say_wait,
         )
-        self._membership = membership
-        dice = random.Random()  # noqa: S311 (waits are no secret)
-        self._records = records = EtcdRecords(
+        self._stack.push_async_callback(membership.close)
+        records = EtcdRecords(
             fabric,
             etcd_settings(settings.etcd),
             keys=etcd_keys(settings.etcd),
-            dice=dice,
+            dice=random.Random(),  # noqa: S311 (waits are no secret)
             lease_ttl_s=settings.etcd.lease_ttl_s,
         )
+        self._stack.push_async_callback(records.close)
+
+        async def volumes() -> Sequence[VolumeRecord]:
+            return await anext(membership.volume_changes())
+
         agents = RemoteAgents(
             lambda: membership.map,
             name=f"admin {self.name}:{os.getpid()}",
@@ -127,8 +127,8 @@ class AdminDaemon:
             records,
             membership,
             AgentQueries(membership, agents),
-            report_of=self._report_of,
-            volumes=self._volumes,
+            report_of=records.find,
+            volumes=volumes,
             new_format_id=lambda: secrets.token_hex(ID_BYTES),
             erasure=ErasureSteps(membership, agents, clock=time.monotonic),
         )
@@ -139,13 +139,13 @@ class AdminDaemon:
         context = Context(
             enclosures=enclosures,
             overrides=overrides,
-            tenants=TenantService(records, overrides, audit, volumes=self._volumes),
+            tenants=TenantService(records, overrides, audit, volumes=volumes),
             records=records,
             membership=membership,
             agents=agents,
             tokens=lambda: self._tokens,
-            report_of=self._report_of,
-            volumes=self._volumes,
+            report_of=records.find,
+            volumes=volumes,
             notify_runner=runner.wake,
             closing=self._closing,
         )
@@ -154,7 +154,7 @@ class AdminDaemon:
         self._tasks.spawn(runner.run())
         self._tasks.spawn(retention.run())
         if settings.follows_reports:
-            self._tasks.spawn(ReportFollower(self._reports, enclosures, audit, notify=runner.wake).run())
+            self._tasks.spawn(ReportFollower(records.reports, enclosures, audit, notify=runner.wake).run())
         api = build_app(context, version=VERSION)
         self._front.app = BodyLimit(api, body_bytes_max=limits.body_bytes_max)
         self._readiness.ask_by(lambda: records.get_many([]))
@@ -165,10 +165,7 @@ class AdminDaemon:
         if self._server is not None:
             await self._server.stop()
         await self._tasks.stop()
-        if self._records is not None:
-            await self._records.close()
-        if self._membership is not None:
-            await self._membership.close()
+        await self._stack.aclose()
 
     def _listen(self) -> None:
         settings, tls = self._settings, self._settings.tls
@@ -185,20 +182,6 @@ class AdminDaemon:
 
     def _say_wait(self, problem: str) -> None:
         self._readiness.wait = problem
-
-    async def _report_of(self, enclosure: EnclosureId) -> EnclosureReport | None:
-        assert self._records is not None
-        record = await self._records.get(record_keys.report(enclosure))
-        return None if record is None else decode_at(record.key.encode(), record.value, decode_report)
-
-    async def _reports(self) -> Sequence[EnclosureReport]:
-        assert self._records is not None
-        records = await self._records.below(record_keys.REPORTS)
-        return [decode_at(each.key.encode(), each.value, decode_report) for each in records]
-
-    async def _volumes(self) -> Sequence[VolumeRecord]:
-        assert self._membership is not None
-        return await anext(self._membership.volume_changes())
 
     def _made_network(self) -> SocketNetwork:
         tls = self._settings.tls

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ostraca_fabric.errors import OstracaError
 from ostraca_fabric.runtime.file_reload import identities
-from ostraca_fabric.runtime.tasks import meanwhile
+from ostraca_fabric.runtime.tasks import meanwhile, set_within
 
 log = logging.getLogger(__name__)
 
@@ -49,14 +49,10 @@ class FileReloader:
     async def run(self) -> None:
         """Poll until cancelled: every ``look_s``, and after each ``look_now``."""
         while True:
-            try:
-                async with asyncio.timeout(self._look_s):
-                    await self._requested.wait()
-            except TimeoutError:
-                self.look()
-            else:
-                self._requested.clear()
-                self.look(is_requested=True)
+            await set_within(self._requested, self._look_s)
+            is_requested = self._requested.is_set()
+            self._requested.clear()
+            self.look(is_requested=is_requested)
 
     def look(self, *, is_requested: bool = False) -> bool:
         """Reload changed files, or any if *is_requested*; return whether applied."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Awaitable, Callable
@@ -36,23 +37,31 @@ _LEASES_WAITED = 2
 
 
 async def retry_while_away(
-    purpose: str, attempt: Callable[[], Awaitable[_T]], *, say: Callable[[str], None] = lambda _: None
+    purpose: str,
+    attempt: Callable[[], Awaitable[_T]],
+    *,
+    say: Callable[[str], None] = lambda _: None,
+    within_s: float = math.inf,
 ) -> _T:
-    """Repeat *attempt* with backoff while etcd is away, and return its result.
+    """Repeat *attempt* with backoff while etcd is away, at most *within_s*, and return its result.
 
     Cancel the call to end the wait. *say* receives the present problem, and an empty text after recovery.
-    Raises MembershipError if the store responded with a refusal.
+    Raises StoreAwayError after *within_s*, and MembershipError if the store responded with a refusal.
     """
     backoff, problem = Backoff(_WAIT_MIN_S, _WAIT_MAX_S, random.Random()), ""  # noqa: S311 (waits are no secret)
+    until_s = time.monotonic() + within_s
     while True:
         try:
             done = await attempt()
         except StoreAwayError as error:
+            pause_s = backoff.next_s()
+            if time.monotonic() + pause_s > until_s:
+                raise
             if str(error) != problem:
                 problem = str(error)
                 log.warning("Cannot %s yet, retrying: %s", purpose, problem)
                 say(problem)
-            await asyncio.sleep(backoff.next_s())
+            await asyncio.sleep(pause_s)
         else:
             if problem:
                 log.info("etcd answers again")

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Self
 
 from ostraca_fabric.errors import LeaseEndedError, MembershipError, NamesakeError
@@ -22,7 +22,8 @@ from ostraca_fabric.membership.etcd.client.watch_events import Entry, EntryList
 from ostraca_fabric.membership.etcd.lease import EtcdLease, LeaseKeeper
 from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
 from ostraca_fabric.membership.etcd.schema.records import decode_at, decode_report, encode_report
-from ostraca_fabric.membership.etcd.store import EtcdStore, Read
+from ostraca_fabric.membership.etcd.store import EtcdStore
+from ostraca_fabric.model import record_keys
 from ostraca_fabric.model.ids import EnclosureId, FabricId, StartId
 from ostraca_fabric.model.inventory import EnclosureReport
 from ostraca_fabric.policies.backoff import Dice
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 _PAGE = 512
 
 
-class EtcdRecords:
+class EtcdRecords(AbstractAsyncContextManager["EtcdRecords"]):
     """Records of one fabric, for one process. Call ``close`` at the end."""
 
     def __init__(
@@ -51,10 +52,6 @@ class EtcdRecords:
         self._lease: EtcdLease | None = None
         self._leasing = asyncio.Lock()
         self._on_lost: Callable[[], None] = lambda: None
-
-    async def __aenter__(self) -> Self:
-        """Return the records for use in a block."""
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close the records."""
@@ -101,7 +98,11 @@ class EtcdRecords:
         read = await self._store.read(*map(self._at, unchanged))
         if any(read.modified(self._at(key)) != revision for key, revision in unchanged.items()):
             return None
-        return await self._done(read, changes, list(unchanged))
+        operations = [
+            delete(self._at(change.key)) if change.value is None else put(self._at(change.key), change.value)
+            for change in changes
+        ]
+        return await self._store.write(read, operations, unchanged=map(self._at, unchanged))
 
     async def hold(self, key: str, value: bytes) -> RecordLock | None:
         """As in the port."""
@@ -135,14 +136,19 @@ class EtcdRecords:
                     for entry in entries
                 )
 
-    async def _done(
-        self, read: Read, changes: Sequence[RecordChange], unchanged: Sequence[str]
-    ) -> int | None:
-        operations = [
-            delete(self._at(change.key)) if change.value is None else put(self._at(change.key), change.value)
-            for change in changes
-        ]
-        return await self._store.write(read, operations, unchanged=map(self._at, unchanged))
+    async def find(self, enclosure: EnclosureId) -> EnclosureReport | None:
+        """Return the last report of an enclosure, or None while no daemon runs.
+
+        Raises MembershipError.
+        """
+        key = self._keys.report(enclosure)
+        value = (await self._store.read(key)).value(key)
+        return None if value is None else decode_at(key, value, decode_report)
+
+    async def reports(self) -> list[EnclosureReport]:
+        """Return the last reports of all enclosures with a running daemon. Raises MembershipError."""
+        records = await self.below(record_keys.REPORTS)
+        return [decode_at(each.key.encode(), each.value, decode_report) for each in records]
 
     async def _own_lease(self) -> EtcdLease:
         async with self._leasing:
@@ -229,12 +235,3 @@ class EtcdReports(EtcdRecords):
                     )
                 await self._keeper.end(known.lease)
             await tries.again()
-
-    async def find(self, enclosure: EnclosureId) -> EnclosureReport | None:
-        """Return the last report of an enclosure, or None while no daemon runs.
-
-        Raises MembershipError.
-        """
-        key = self._keys.report(enclosure)
-        value = (await self._store.read(key)).value(key)
-        return None if value is None else decode_at(key, value, decode_report)

@@ -46,6 +46,7 @@ from ostraca_fabric.model.volume import VolumeRecord, check_erasable
 from ostraca_fabric.policies.backoff import Dice
 from ostraca_fabric.ports.membership import ClaimResult
 from ostraca_fabric.ports.records import RecordLock
+from ostraca_fabric.runtime.tasks import changes_of
 
 _Seen = TypeVar("_Seen")
 
@@ -421,15 +422,8 @@ class EtcdMembership:
         await self._follower.until_seen(revision)
         return result
 
-    async def _changes_of(self, newest: Callable[[], _Seen]) -> AsyncIterator[_Seen]:
-        seen = None
-        while True:
-            changed = self._follower.changed
-            if (found := newest()) is not seen:
-                seen = found
-                yield found
-            else:
-                await changed.wait()
+    def _changes_of(self, newest: Callable[[], _Seen]) -> AsyncIterator[_Seen]:
+        return changes_of(newest, lambda: self._follower.changed)
 
     async def _lease_of(self, agent: AgentRecord) -> EtcdLease:
         """Return the lease of this start of an agent, new if necessary."""

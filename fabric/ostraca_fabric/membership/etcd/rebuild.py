@@ -25,8 +25,8 @@ whole shard, and higher incarnations of volumes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Self
 
 from ostraca_fabric.errors import ChangedError, MembershipError, WrongStoreError
 from ostraca_fabric.membership.etcd.client import rpc_pb2 as rpc
@@ -70,7 +70,7 @@ from ostraca_fabric.model.volume import VolumeRecord
 from ostraca_fabric.policies.backoff import Dice
 
 
-class Rebuilding:
+class Rebuilding(AbstractAsyncContextManager["Rebuilding"]):
     """Attempt to rebuild a fabric: ``take``, ``write``, then ``begin``.
 
     Use as a context manager. Every method raises StoreAwayError if etcd is unreachable, and MembershipError
@@ -99,10 +99,6 @@ class Rebuilding:
         self._mark = encode_rebuild(fabric, start)
         self._taken = 0
         """Revision in which this attempt took the prefix."""
-
-    async def __aenter__(self) -> Self:
-        """Return the rebuild for use in a block."""
-        return self
 
     async def __aexit__(self, *_: object) -> None:
         """Close the connections, at any stage."""

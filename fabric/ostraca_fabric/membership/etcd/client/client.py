@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -181,23 +182,24 @@ class EtcdClient:
 
     async def call(self, path: str, asked: Message, answer: type[_Answer], what: str) -> _Answer:
         """Make a call; errors name the action *what*."""
-
-        async def ask(metadata: _Metadata, timeout_s: float) -> _Answer:
-            with self.channels.asking(self._at) as channel:
-                call = channel.unary_unary(
-                    path,
-                    request_serializer=type(asked).SerializeToString,
-                    response_deserializer=answer.FromString,
-                )
-                given: _Answer = await call(asked, timeout=timeout_s, metadata=metadata)
-            return given
-
         self.shutdown_budget.check(what)
         try:
-            return await self._until_answered(ask, what)
+            return await self._until_answered(partial(self._ask_once, path, asked, answer), what)
         except StoreAwayError as error:
             self.shutdown_budget.note(error)
             raise
+
+    async def _ask_once(
+        self, path: str, asked: Message, answer: type[_Answer], metadata: _Metadata, timeout_s: float
+    ) -> _Answer:
+        with self.channels.asking(self._at) as channel:
+            call = channel.unary_unary(
+                path,
+                request_serializer=type(asked).SerializeToString,
+                response_deserializer=answer.FromString,
+            )
+            given: _Answer = await call(asked, timeout=timeout_s, metadata=metadata)
+        return given
 
     async def _until_answered(self, ask: _Ask[_Given], what: str) -> _Given:
         until_s = asyncio.get_running_loop().time() + self.settings.operation_timeout_s
@@ -239,13 +241,8 @@ class EtcdClient:
 
     async def _log_in(self, user: EtcdUser) -> str:
         asked = rpc.AuthenticateRequest(name=user.name, password=_password(user))
-        with self.channels.asking(self._at) as channel:
-            call = channel.unary_unary(
-                AUTHENTICATE,
-                request_serializer=rpc.AuthenticateRequest.SerializeToString,
-                response_deserializer=rpc.AuthenticateResponse.FromString,
-            )
-            given = await call(asked, timeout=self.settings.request_timeout_s)
+        timeout_s = self.settings.request_timeout_s
+        given = await self._ask_once(AUTHENTICATE, asked, rpc.AuthenticateResponse, (), timeout_s)
         return str(given.token)
 
     def _logged_in(self, login: asyncio.Task[str]) -> None:
@@ -265,11 +262,6 @@ def _password(user: EtcdUser) -> str:
 def is_absent(key: bytes) -> rpc.Compare:
     """Return the condition that the key is absent."""
     return is_unchanged(key, 0)
-
-
-def is_there(key: bytes) -> rpc.Compare:
-    """Return the condition that the key exists."""
-    return rpc.Compare(key=key, target=rpc.Compare.VERSION, result=rpc.Compare.GREATER, version=0)
 
 
 def is_unchanged(key: bytes, modified: int) -> rpc.Compare:

@@ -58,6 +58,23 @@ _DECODERS: dict[RecordKind, Callable[[bytes], Any]] = {
 }
 """Decoders of the records in the view; other records are read on demand."""
 
+
+def _by_id(records: Iterable[Any]) -> dict[Any, Any]:
+    return {each.id: each for each in records}
+
+
+_MAP_FIELDS: dict[RecordKind, tuple[str, Callable[[Iterable[Any]], Any]]] = {
+    RecordKind.PLACEMENT: ("placement_epoch", lambda epochs: next(iter(epochs), FIRST_PLACEMENT)),
+    RecordKind.AGENT: ("agents", _by_id),
+    RecordKind.ENCLOSURE: ("enclosures", _by_id),
+    RecordKind.CLAIM: ("claims", dict),
+    RecordKind.EARLIER_PLACEMENT: (
+        "earlier_placements",
+        lambda records: tuple(sorted(records, key=lambda each: each.epoch, reverse=True)),
+    ),
+}
+"""Fields of the map, each built from all records of a kind."""
+
 _IN_VIEW = frozenset((RecordKind.META, RecordKind.OVERRIDES_MARKER, *_DECODERS))
 _OVERRIDE_KINDS = frozenset((RecordKind.OVERRIDES_MARKER, *_OVERRIDE_DECODERS))
 
@@ -150,7 +167,7 @@ class View:
 
     def _build(self, touched: set[RecordKind]) -> None:
         """Build map, volumes and overrides, as far as their records were touched."""
-        before, made = self.map, dict[str, Any]()
+        before = self.map
         if RecordKind.VOLUME in touched:
             in_order = sorted(
                 self._records[RecordKind.VOLUME].items(), key=lambda item: (item[1][0], item[0])
@@ -164,19 +181,9 @@ class View:
                 next(iter(self._all(RecordKind.LIVE)), LiveSettings()),
                 self._overrides_revision,
             )
-        if RecordKind.PLACEMENT in touched:
-            made["placement_epoch"] = next(iter(self._all(RecordKind.PLACEMENT)), FIRST_PLACEMENT)
-        if RecordKind.AGENT in touched:
-            made["agents"] = {each.id: each for each in self._all(RecordKind.AGENT)}
-        if RecordKind.ENCLOSURE in touched:
-            made["enclosures"] = {each.id: each for each in self._all(RecordKind.ENCLOSURE)}
-        if RecordKind.CLAIM in touched:
-            made["claims"] = dict(self._all(RecordKind.CLAIM))
-        if RecordKind.EARLIER_PLACEMENT in touched:
-            earlier = sorted(
-                self._all(RecordKind.EARLIER_PLACEMENT), key=lambda each: each.epoch, reverse=True
-            )
-            made["earlier_placements"] = tuple(earlier)
+        made = {
+            field: make(self._all(kind)) for kind, (field, make) in _MAP_FIELDS.items() if kind in touched
+        }
         after = replace(before, **made)
         if after != before or before.revision == 0:
             self.map = replace(after, revision=self.revision)
