@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Tasks:
-    """Background tasks of an owner, who must call ``finish`` or ``stop`` before its end."""
+    """Background tasks of an owner. The owner must call ``finish`` or ``stop`` in the end."""
 
     def __init__(self, name: str, *, on_crash: Callable[[], None] | None = None) -> None:
         """Begin without tasks.
@@ -37,7 +37,7 @@ class Tasks:
         return task
 
     async def finish(self, *, within_s: float | None = None) -> bool:
-        """Wait for all tasks, also those started meanwhile; tell whether all ended."""
+        """Wait for all tasks, also tasks started meanwhile; tell whether all ended."""
         loop = asyncio.get_running_loop()
         until = None if within_s is None else loop.time() + within_s
         while self._tasks:
@@ -76,7 +76,7 @@ async def meanwhile(name: str, coroutine: Coroutine[Any, Any, object]) -> AsyncI
 
 
 async def set_within(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for an event, at most *seconds*; return whether it was set."""
+    """Wait for an event, at most *seconds*; return whether the event was set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             return await event.wait()
@@ -84,10 +84,7 @@ async def set_within(event: asyncio.Event, seconds: float) -> bool:
 
 
 async def changes_of(newest: Callable[[], _T], changed: Callable[[], asyncio.Event]) -> AsyncIterator[_T]:
-    """Yield the newest object, then each newer object, never skipping the newest.
-
-    *changed* returns the event of the next change.
-    """
+    """Yield the newest object, and again after a change; *changed* returns the next change's event."""
     seen = None
     while True:
         change = changed()
