@@ -117,11 +117,7 @@ class WorkflowRunner:
             step = operation.next_step()
             if operation.state is not OperationState.RUNNING:
                 return
-            if step is None:
-                await self._write(
-                    _ended(operation, OperationState.DONE, "done", self._unix_s()), revision, hold
-                )
-                return
+            assert step is not None, "the last step ends its operation"
             if step.state is not OperationState.RUNNING:
                 step = msgspec.structs.replace(
                     step, state=OperationState.RUNNING, began_unix_s=self._unix_s()

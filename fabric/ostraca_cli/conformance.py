@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from ostraca_cli.program import main
@@ -36,7 +35,7 @@ _servers = multiprocessing.get_context("forkserver")
 _servers.set_forkserver_preload([__name__])
 
 
-class FaultyFabric:
+class FaultyFabric(contextlib.AbstractContextManager["FaultyFabric"]):
     """Implements ``FabricUnderTest``; a context manager that leaves no process behind."""
 
     def __init__(self, directory: Path) -> None:
@@ -131,13 +130,7 @@ class FaultyFabric:
             code = main(["explain", *arguments, "--agent", self.address])
         return f"{printed.getvalue()}{f'exit code {code}' if code else ''}"
 
-    def __enter__(self) -> Self:
-        """Return the fabric, not yet started."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the process, if any."""
         if self._process is not None:
             self.kill()

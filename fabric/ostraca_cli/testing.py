@@ -12,7 +12,6 @@ import asyncio
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from ostraca_cli.composition.embedded import EmbeddedFabric, FabricPlan
@@ -107,8 +106,6 @@ class FabricThread:
         """Start the fabric."""
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Stop the fabric."""
         self.stop()

@@ -39,18 +39,13 @@ class Readiness:
         self._clock = clock
         self._answer_s = answer_s
         self._conditions = Conditions()
-        self._ask: Callable[[], Awaitable[object]] | None = None
+        self.ask: Callable[[], Awaitable[object]] | None = None
+        """Question to etcd; raises MembershipError. None while the service starts."""
+
         self._page: asyncio.Task[HttpPage] | None = None
         self._begun_s = 0.0
         self.wait = ""
         """Present obstacle of the start."""
-
-    def ask_by(self, ask: Callable[[], Awaitable[object]]) -> None:
-        """Be ready while *ask*, a question to etcd, is answered.
-
-        *ask* raises MembershipError.
-        """
-        self._ask = ask
 
     async def page(self) -> HttpPage:
         """Return the page of the newest check."""
@@ -70,11 +65,11 @@ class Readiness:
         return HttpPage(body, code=OK if ready else UNAVAILABLE)
 
     async def _trouble(self) -> str:
-        if self._ask is None:
+        if self.ask is None:
             return f"starting. Waiting for etcd, to find the fabric: {self.wait}" if self.wait else "starting"
         try:
             async with asyncio.timeout(self._answer_s):
-                await self._ask()
+                await self.ask()
         except TimeoutError:
             return f"etcd has not answered for {self._answer_s:g} s"
         except MembershipError as error:

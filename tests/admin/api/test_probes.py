@@ -39,7 +39,7 @@ class Etcd:
 
     def readiness(self, answer_s: float = 30.0) -> Readiness:
         readiness = Readiness(lambda: self.now_s, answer_s=answer_s)
-        readiness.ask_by(self.ask)
+        readiness.ask = self.ask
         return readiness
 
 

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from ostraca_admin.agent_queries import AgentQueries
@@ -157,7 +158,7 @@ class AdminDaemon:
             self._tasks.spawn(ReportFollower(records.reports, enclosures, audit, notify=runner.wake).run())
         api = build_app(context, version=VERSION)
         self._front.app = BodyLimit(api, body_bytes_max=limits.body_bytes_max)
-        self._readiness.ask_by(lambda: records.get_many([]))
+        self._readiness.ask = partial(records.get_many, [])
 
     async def stop(self) -> None:
         """Answer open requests, leave long operations to other services, close everything."""

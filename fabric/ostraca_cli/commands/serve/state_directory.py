@@ -8,8 +8,9 @@ containers where every process has id 1. The holder of the lock knows that all e
 from __future__ import annotations
 
 import stat
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated
 
 import msgspec
 
@@ -38,7 +39,7 @@ class _Record(msgspec.Struct, frozen=True, omit_defaults=True):
     """Start id of the last process, in hexadecimal."""
 
 
-class StateDirectory:
+class StateDirectory(AbstractContextManager["StateDirectory"]):
     """State directory of a daemon, locked until ``close``."""
 
     def __init__(self, path: Path, daemon: str) -> None:
@@ -96,9 +97,6 @@ class StateDirectory:
     def close(self) -> None:
         """Unlock the directory."""
         self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -41,11 +41,11 @@ class RawPair(ABC):
 
     def write(self) -> float:
         """Move the batch to the other process; return GB/s."""
-        return gb_per_s(self._bytes, self._write)
+        return gb_per_s(self._bytes, lambda: self._move("WRITE"))
 
     def read(self) -> float:
         """Move the batch from the other process; return GB/s."""
-        return gb_per_s(self._bytes, self._read)
+        return gb_per_s(self._bytes, lambda: self._move("READ"))
 
     def close(self) -> None:
         """End the other process."""
@@ -53,10 +53,8 @@ class RawPair(ABC):
         self._other.join()
 
     @abstractmethod
-    def _write(self) -> None: ...
-
-    @abstractmethod
-    def _read(self) -> None: ...
+    def _move(self, operation: str) -> None:
+        """Move the batch: WRITE to the other process, or READ from there."""
 
 
 def raw_pair(transport: str, *, blocks: int, block_bytes: int) -> RawPair:
@@ -92,12 +90,6 @@ class RawNixl(RawPair):
         super().close()
         self._memory.leak()
 
-    def _write(self) -> None:
-        self._move("WRITE")
-
-    def _read(self) -> None:
-        self._move("READ")
-
     def _move(self, operation: str, rows: slice = slice(None)) -> None:
         own, theirs = ((slots, numbers[rows]) for slots, numbers in (self._own, self._theirs))
         transfer = self._agent.pick(operation, own, theirs)
@@ -129,14 +121,12 @@ class RawSocket(RawPair):
         del self._batch
         self._memory.close()
 
-    def _write(self) -> None:
-        self._pipe.send("receive")
-        self._socket.sendall(self._batch)
-        self._pipe.recv()
-
-    def _read(self) -> None:
-        self._pipe.send("send")
-        _receive_all(self._socket, self._batch)
+    def _move(self, operation: str) -> None:
+        self._pipe.send(operation)
+        if operation == "WRITE":
+            self._socket.sendall(self._batch)
+        else:
+            _receive_all(self._socket, self._batch)
         self._pipe.recv()
 
 
@@ -166,7 +156,7 @@ def _serve_socket(pipe: Connection, size_bytes: int, end: socket.socket) -> None
     pipe.send("ready")
     with contextlib.suppress(EOFError, OSError), end:
         while True:
-            if pipe.recv() == "receive":
+            if pipe.recv() == "WRITE":
                 _receive_all(end, batch)
             else:
                 end.sendall(batch)

@@ -9,10 +9,9 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from ostraca_cli.composition.state import RECORD_FILE, FabricShape, is_running, read_fabric
 from ostraca_fabric.drives.flash_files import open_flash
@@ -106,7 +105,7 @@ def list_drives(path: Path) -> list[Path]:
     return sorted(inside | found)
 
 
-class DriveFile:
+class DriveFile(AbstractContextManager["DriveFile"]):
     """Drive, open for reads only, without the page cache if the file system allows.
 
     Reads therefore show the content of flash. Raises FlashFileError if the drive cannot be opened.
@@ -117,12 +116,7 @@ class DriveFile:
         self._memory = mmap.mmap(-1, _READ_BYTES)
         self.size_bytes = os.lseek(self._descriptor, 0, os.SEEK_END)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._memory.close()
         os.close(self._descriptor)
 
