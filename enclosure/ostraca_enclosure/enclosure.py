@@ -15,8 +15,9 @@ from ostraca_enclosure.controller import ExportController, Turn
 from ostraca_enclosure.drives import FitSettings
 from ostraca_enclosure.plan import HostSecrets
 from ostraca_enclosure.ports import Reports
-from ostraca_fabric.errors import MembershipError, UsageError
+from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.model.inventory import EnclosureReport
+from ostraca_fabric.model.limits import check_above_zero
 from ostraca_fabric.runtime.tasks import Tasks, set_within
 from ostraca_fabric.runtime.version import VERSION
 from ostraca_fabric.telemetry.conditions import READY, Conditions, Observation
@@ -58,8 +59,7 @@ class EnclosureSettings:
 
     def __post_init__(self) -> None:
         """Refuse what can't work."""
-        if min(self.turn_s, self.health_every_s, self.report_every_s, self.secrets_check_s) <= 0:
-            raise UsageError("turn_s, health_every_s, report_every_s and secrets_check_s are above 0")
+        check_above_zero(self, "turn_s", "health_every_s", "report_every_s", "secrets_check_s")
 
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import resource
-import threading
 
 from ostraca_fabric.errors import OstracaError, ResourceError
+from ostraca_fabric.nixl.room import startable_threads
 from ostraca_fabric.runtime.os_errors import explained
 
 _NO_MEMORY = (
@@ -80,24 +80,14 @@ def check_client_of_etcd(consumer: str) -> None:
 def check_threads(required: int, *, consumer: str) -> None:
     """Raise ResourceError, with both numbers, if too few threads can be started.
 
-    Starts and ends *required* threads, because limits of user, cgroup and address space all count.
+    Starts and ends threads, because limits of user, cgroup and address space all count.
     """
-    threads: list[threading.Thread] = []
-    done = threading.Event()
-    try:
-        while len(threads) < required:
-            thread = threading.Thread(target=done.wait, name="may-be-started", daemon=True)
-            thread.start()
-            threads.append(thread)
-    except RuntimeError as error:
+    started = startable_threads(required)
+    if started < required:
         raise ResourceError(
-            f"{consumer} needs {required} threads, and can start {len(threads)}: raise ulimit -u, ulimit -v, "
-            "or pids.max of the cgroup"
-        ) from error
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
+            f"{consumer} needs {required} threads, and can start {started}: raise ulimit -u, ulimit -v, or "
+            "pids.max of the cgroup"
+        )
 
 
 def check_descriptors(required: int, *, consumer: str) -> None:

@@ -44,7 +44,7 @@ def check_room() -> None:
             f"(its limit is {limit}): raise `ulimit -n`"
         )
     _check_address_space()
-    started = _threads(THREADS)
+    started = startable_threads(THREADS)
     if started < THREADS:
         raise TransportError(
             f"NIXL needs {THREADS} more threads and this process can start {started}: raise the limit on "
@@ -84,7 +84,7 @@ def _check_address_space() -> None:
         ) from error
 
 
-def _threads(wanted: int) -> int:
+def startable_threads(wanted: int) -> int:
     """Count the threads that can run at once, up to *wanted*."""
     over = threading.Event()
     running: list[threading.Thread] = []

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from ostraca_cli.commands.serve.daemon_settings import TlsPlace, named_fabric
 from ostraca_cli.composition.etcd_options import EtcdPlace
 from ostraca_cli.composition.http_pages import http_address
-from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.ids import checked_name
-from ostraca_fabric.model.limits import check_above_zero
+from ostraca_fabric.model.limits import check_above_zero, check_one_at_least
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +36,9 @@ class AdminLimits:
 
     def __post_init__(self) -> None:
         """Raise UsageError for settings that cannot work."""
-        if min(self.connections_max, self.body_bytes_max, self.head_bytes_max) < 1:
-            raise UsageError("connections_max, body_bytes_max and head_bytes_max are 1 or more")
-        if min(self.audit_max, self.operations_max) < 1:
-            raise UsageError("audit_max and operations_max are 1 or more")
+        check_one_at_least(
+            self, "connections_max", "body_bytes_max", "head_bytes_max", "audit_max", "operations_max"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
 
-from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.limits import check_above_zero
 
 TEXT = "text/plain; charset=utf-8"
 JSON = "application/json"
@@ -99,5 +99,4 @@ class HttpSettings:
 
     def __post_init__(self) -> None:
         """Refuse what can't work."""
-        if min(self.connections_max, self.head_bytes_max, self.connection_s, self.answer_s) <= 0:
-            raise UsageError("connections_max, head_bytes_max, connection_s and answer_s are above 0")
+        check_above_zero(self, "connections_max", "head_bytes_max", "connection_s", "answer_s")

@@ -104,7 +104,7 @@ def test_options_environment_and_flags_say_the_same(
         (["--fabric", "12"], "fabric is '12': give 32 hex digits"),
         (["--drives", "-1"], "write a whole number of 0 or more"),
         (["--drive-size", "much"], "file_drive_bytes"),
-        (["--set", "turn_s=0"], "turn_s, health_every_s, report_every_s and secrets_check_s are above 0"),
+        (["--set", "turn_s=0"], "turn_s is 0.0: make it more than 0"),
         (["--set", "fit.used_percent_max=101"], "used_percent_max is 1 to 100"),
         (["--set", "turns=1"], "there is no setting turns"),
     ],
