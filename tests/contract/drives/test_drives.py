@@ -255,6 +255,18 @@ async def test_a_file_that_is_moved_while_it_is_watched_is_told_once_and_goes_on
     drive.close()
 
 
+async def test_a_drive_that_is_moved_and_suspect_says_both(path: Path) -> None:
+    once = HealthSettings(suspect_faults=1)
+    drive = GuardedDrive(opened(path), once, time.monotonic)
+    drive.note_damage(0)
+    suspect = drive.why
+    os.unlink(path)  # noqa: PTH108 (one call, and at once)
+    await drive.look()
+    assert suspect
+    assert drive.why == f"{suspect}; it {drive.displacement}" != f"{suspect}; it "
+    drive.close()
+
+
 async def test_a_drive_that_keeps_failing_does_not_fill_the_log(
     file_drive: FileDrive, caplog: pytest.LogCaptureFixture
 ) -> None:

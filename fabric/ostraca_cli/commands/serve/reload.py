@@ -69,5 +69,6 @@ class FileReloader:
             self._refused = found
             return False
         self._refused = None
-        log.info("Reloaded %s", self._name)
+        if self._files:  # without files, a request has *use* act on other things
+            log.info("Reloaded %s", self._name)
         return True

@@ -51,6 +51,16 @@ def test_a_file_is_read_again_only_when_it_has_changed(file: Path) -> None:
     assert use.used == ["second, and longer"]
 
 
+def test_a_request_without_files_is_passed_on_without_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    used: list[bool] = []
+    watched = FileReloader([], lambda: used.append(True), look_s=60.0)
+    with caplog.at_level(logging.INFO):
+        assert watched.look(is_requested=True)
+    assert (used, caplog.messages) == ([True], [])
+
+
 def test_a_link_that_leads_elsewhere_is_a_change(file: Path, tmp_path: Path) -> None:
     link, other = tmp_path / "link", tmp_path / "other"
     other.write_text("other")
