@@ -13,6 +13,7 @@ from tests.support.history import NoRevisionError, has_all_history
 from tests.support.pod.meanwhile import Meanwhile
 from tests.support.pod.processes import Pod, command, until
 from tests.support.pod.release_before import (
+    KNOWN_TRACEBACK,
     VARIABLE,
     Release,
     release_before,
@@ -68,7 +69,7 @@ def pod(both: Pod) -> Iterator[Pod]:
     with both.connect() as client:
         await_puts(client)
     yield both
-    both.check_logs()
+    both.check_logs(known=KNOWN_TRACEBACK)
 
 
 def worker(pod: Pod, *agents: AgentProcess, release: Release | None) -> WorkerProcess:
@@ -176,7 +177,7 @@ def test_agents_upgraded_one_after_the_other_under_load_lose_no_block_nor_does_o
     for agent, release in zip(own.agents, (before, None, None), strict=True):
         with worker(own, agent, release=release) as reader:
             assert reader.missing(traffic.committed) == []
-    own.check_logs()
+    own.check_logs(known=KNOWN_TRACEBACK)
 
 
 def test_what_was_rebuilt_is_claimed_by_this_release_first_and_by_the_one_before_once_that_has_waited(
@@ -205,4 +206,4 @@ def test_what_was_rebuilt_is_claimed_by_this_release_first_and_by_the_one_before
     until(lambda: list(own.claims().values()) == 4 * [old.name], "the one before claims all of it again")
     with own.connect(old) as client:
         until(lambda: not missing(client), "its blocks are got there")
-    own.check_logs()
+    own.check_logs(known=KNOWN_TRACEBACK)

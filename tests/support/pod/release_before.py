@@ -8,6 +8,7 @@ is installed; the packages that it imports are those of this Python.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -29,6 +30,13 @@ VARIABLE = "OSTRACA_RELEASE_BEFORE"
 """Names another one in the environment: a git revision, or a directory with its sources."""
 
 ROOT = Path(__file__).resolve().parents[3]
+KNOWN_TRACEBACK = re.compile(
+    r"Exception in callback [^\n]*PollerCompletionQueue\._handle_events.*?RuntimeError: Event loop is closed\n",
+    re.DOTALL,
+)
+"""Written by the release before if its agent stops while gRPC still has an event for its lease's thread, whose
+event loop that release closes."""
+
 _FOLDERS = ("fabric", "dpu_agent", "enclosure", "sdk")
 _PARTS = (*_FOLDERS, "hatch_build.py")
 _PACKAGES = ("ostraca", "ostraca_dpu_agent", "ostraca_enclosure", "ostraca_fabric")
