@@ -31,11 +31,11 @@ VARIABLE = "OSTRACA_RELEASE_BEFORE"
 
 ROOT = Path(__file__).resolve().parents[3]
 KNOWN_TRACEBACK = re.compile(
-    r"Exception in callback [^\n]*PollerCompletionQueue\._handle_events.*?RuntimeError: Event loop is closed\n",
+    r"Exception in callback [^\n]*PollerCompletionQueue.*?RuntimeError: Event loop is closed\n",
     re.DOTALL,
 )
-"""Written by the release before if its agent stops while gRPC still has an event for its lease's thread, whose
-event loop that release closes."""
+"""Written by the release before, which closes the event loop of its lease's thread at the end. gRPC may still
+have an event for that loop."""
 
 _FOLDERS = ("fabric", "dpu_agent", "enclosure", "sdk")
 _PARTS = (*_FOLDERS, "hatch_build.py")

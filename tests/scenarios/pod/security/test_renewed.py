@@ -216,4 +216,4 @@ def test_certificates_and_their_authority_are_replaced_while_agents_run(
         renewed.lets_in(looking, token, ca=first.cert)
     renewed.show(looking.name, second.files(looking.name, HOST, days=-1))
     assert renewed.lets_in(looking, token, ca=second.cert), "it shows what it had before"
-    assert "Continuing with the previous content of" in looking.log.read_text()
+    until(lambda: "Continuing with the previous content of" in looking.log.read_text(), "the agent says so")
