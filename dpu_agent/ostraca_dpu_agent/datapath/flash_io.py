@@ -98,47 +98,6 @@ class PartRead(DriveIO):
         return (_OF_ABANDONED if self.is_abandoned else _OF_ENDED)[self.states]
 
 
-@dataclass(slots=True, eq=False)
-class GroupWrite(DriveIO):
-    """Write of blocks of a group."""
-
-    rows: NDArray[np.intp] = field(kw_only=True)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupIO:
-    """Writes of a group. Wait for ``wait``, or after an error ``wait_until_ended``."""
-
-    ios: list[GroupWrite] = field(default_factory=list)
-
-    def add(
-        self,
-        rows: NDArray[np.intp],
-        ends: asyncio.Future[NDArray[np.bool_]],
-        given_up: asyncio.Future[None] | None,
-    ) -> None:
-        """Add a write of *rows* just submitted to a drive.
-
-        *given_up*: done when the drive abandons writes.
-        """
-        self.ios.append(GroupWrite(ends, given_up, rows=rows))
-
-    @property
-    def abandoned(self) -> list[GroupWrite]:
-        """Abandoned writes."""
-        return [each for each in self.ios if each.is_abandoned]
-
-    async def wait(self) -> None:
-        """Wait until each I/O has ended or is abandoned by its drive."""
-        for each in self.ios:
-            await each.wait()
-
-    async def wait_until_ended(self) -> None:
-        """Wait until all I/Os have ended and no longer use the memory."""
-        if self.ios:
-            await asyncio.wait([each.ends for each in self.ios])
-
-
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """Located blocks to read, in columns: by drive, then by part, then by place on the drive.

@@ -28,6 +28,7 @@ from ostraca_dpu_agent.datapath.flash_io import (
 )
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations
 from ostraca_dpu_agent.datapath.request import (
+    NO_POSITIONS,
     PART_WAVES,
     Deadline,
     RequestContext,
@@ -49,8 +50,6 @@ from ostraca_fabric.wire.messages import Get, GetDone, GetProgress
 
 _REFUSED = {LeaseRefusal.DEADLINE: BlockState.LATE, LeaseRefusal.GIVEN_UP: BlockState.MISS}
 """State of blocks without a lease; others are DECLINED."""
-
-NO_POSITIONS = np.empty(0, np.intp)
 
 NO_LOCATIONS = BlockLocations.empty(0)
 """Location result of a request that asks no shard owner."""

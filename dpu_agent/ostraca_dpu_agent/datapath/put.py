@@ -1,10 +1,12 @@
 """A put: blocks from the worker's arena to flash.
 
 Owners reserve space first, so that an existing block costs no transfer. The blocks for a drive are then
-processed in independent *groups*: lease staging, fetch and check against the SDK's tag wave by wave, write
-each wave after its check, commit all. A put with acknowledgement STAGED is answered when all blocks have
-passed the check; its groups continue to the commit. The data path never creates a tag: bytes without a
-matching SDK tag are not stored. Checked blocks are readable at this agent until they are committed.
+processed in independent *groups*: lease staging, fetch, check against the SDK's tag, write, commit. The
+transport gives each wave to the threads that check tags, and one write takes the checked blocks of a group.
+So the event loop has a few turns per group, however many waves. No flash write of a group competes with its
+own fetch. A put with acknowledgement STAGED is answered when all blocks have passed the check; its groups
+continue to the commit. The data path never creates a tag: bytes without a matching SDK tag are not stored.
+Checked blocks are readable at this agent until they are committed.
 
 A put refused by a busy shard retries until its deadline, every ``space_retry_s``. Waiting blocks hold
 neither staging nor space, and blocks with space proceed alone. Puts that wait for each other's shards thus
@@ -16,13 +18,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.flash_io import GroupIO, cut_into_waves, interleave_drives
+from ostraca_dpu_agent.datapath.arrivals import Arrivals
+from ostraca_dpu_agent.datapath.flash_io import DriveIO, cut_into_waves, interleave_drives
 from ostraca_dpu_agent.datapath.request import (
+    NO_POSITIONS,
     Deadline,
     RequestContext,
     TransferRun,
@@ -38,8 +42,8 @@ from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.extent import Pieces, whole_pages
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Ack, PutState, Reason
-from ostraca_fabric.ports.transport import Direction, TransferEnd
-from ostraca_fabric.tables.digests import are_good, blank_rests
+from ostraca_fabric.ports.transport import WaveStream
+from ostraca_fabric.tables.digests import PieceState, TagCheck
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Put, PutDone
@@ -49,6 +53,23 @@ _EXISTS_SHARE = 0.25
 
 _OWNER_CANT_SAY = (Reason.RECOVERING, Reason.NO_OWNER)
 """Reasons of an owner that can't tell whether the block exists; the previous owner may know."""
+
+
+@dataclass(slots=True, eq=False)
+class MovedGroup:
+    """Blocks of a put on their way from the arena to a drive."""
+
+    positions: NDArray[np.intp]
+    """Positions in the request."""
+
+    states: NDArray[np.uint8]
+    """A ``PieceState`` per block, which checks change until all are checked or the request is over."""
+
+    @property
+    def is_good(self) -> NDArray[np.bool_]:
+        """Blocks with a matching tag."""
+        is_good: NDArray[np.bool_] = self.states == PieceState.GOOD
+        return is_good
 
 
 class PutRun(TransferRun[Put]):
@@ -79,8 +100,8 @@ class PutRun(TransferRun[Put]):
             ttl_s=request.ttl_s,
             pool=volume.pool,
         )
-        self._is_moving = np.zeros(len(self._blocks), np.bool_)
-        """Blocks on their way from the arena."""
+        self._moving: dict[WaveStream, MovedGroup] = {}
+        """Groups before the end of their check."""
         self._waiting: list[tuple[DriveId, deque[NDArray[np.intp]]]] = []
         self._pending_checks = 1
         """Groups before the end of their check, plus one while groups may be added."""
@@ -101,7 +122,7 @@ class PutRun(TransferRun[Put]):
             for _, waiting in self._waiting:
                 while waiting:
                     self._space.release(waiting.popleft())
-            unsettled = np.flatnonzero(self._is_moving)
+            unsettled = self._stop_moving()
             must_settle = len(unsettled) > 0
             self._quarantine()
         finally:
@@ -271,37 +292,48 @@ class PutRun(TransferRun[Put]):
 
     async def _store_group(
         self,
-        drive: DriveId,
+        drive_id: DriveId,
         positions: NDArray[np.intp],
         lease: StagingLease,
         is_checked: asyncio.Future[None],
     ) -> None:
-        """Process a group from arena to commit; write each wave once checked."""
-        context, count = self._context, len(positions)
-        kept, writes, staged = np.zeros(count, np.bool_), GroupIO(), self._staged_group(positions, lease)
+        """Process a group from arena to commit, in the order of its places on the drive."""
+        context = self._context
+        positions = positions[np.argsort(self._space.drive_offsets(positions), kind="stable")]
+        arrivals = self._arrivals(positions, lease)
+        group = MovedGroup(positions, arrivals.check.states)
+        kept, staged = np.zeros(len(positions), np.bool_), self._staged_group(positions, lease)
         keep = cache_offer(self._blocks, positions, self._tags[positions], kept)
-        is_good, reasons = np.zeros(count, np.bool_), np.full(count, Reason.DRIVE_ERROR, np.uint8)
-        fetches = self._fetches(positions, lease)
+        streams, writes = list[WaveStream](), list[DriveIO]()
         try:
-            for rows, fetched in fetches:
-                is_good[rows] = await self._wait_and_check(positions, rows, lease, fetched)
-                context.staged.add(staged, rows[is_good[rows]])
-                if lease.drive is None:
-                    context.staging.charge_to_drive(lease, drive)
-                self._write(positions, rows[is_good[rows]], lease, reasons, writes)
+            streams.append(stream := self._fetch(group, lease, arrivals))
+            await self._check_group(group, stream, arrivals)
+            rows = np.flatnonzero(group.is_good)
+            context.staged.add(staged, rows)
             is_checked.set_result(None)
-            await self._wait_for_writes(reasons, writes)
-            if not writes.abandoned:
-                context.staging.end_drive_io(lease)
+            reasons = np.full(len(positions), Reason.DRIVE_ERROR, np.uint8)
+            begun = self._write(drive_id, positions, arrivals.check.pieces.some(rows))
+            if isinstance(begun, Reason):
+                reasons[:] = begun
+            else:
+                writes.append(begun)
+                context.staging.charge_to_drive(lease, drive_id)
+                reasons[rows] = await self._wait_for_write(begun)
+                if not begun.is_abandoned:
+                    context.staging.end_drive_io(lease)
             context.staged.remove(staged, np.flatnonzero(reasons != Reason.NONE))
-            kept[:] = await self._commit(positions, is_good, reasons, writes)
+            kept[:] = await self._commit(group, reasons, writes)
         except BaseException:  # on any error, the lease must outlive all started work
-            await asyncio.wait([fetched for _, fetched in fetches])
-            await writes.wait_until_ended()
+            for each in streams:
+                each.stop()
+                await asyncio.wait([each.ended])
+                await asyncio.wait([arrivals.checked])
+            for write in writes:
+                await asyncio.wait([write.ends])
             raise
         finally:
             context.staged.remove(staged)
-            staged.end(lambda: context.release(lease, writes.ios, keep=keep))
+            staged.end(lambda: context.release(lease, writes, keep=keep))
 
     def _staged_group(self, positions: NDArray[np.intp], lease: StagingLease) -> StagedGroup:
         blocks = self._blocks
@@ -313,144 +345,95 @@ class PutRun(TransferRun[Put]):
             lambda rows: self._space.are_standing(positions[rows], self._context.routes().map),
         )
 
-    def _fetches(
-        self, positions: NDArray[np.intp], lease: StagingLease
-    ) -> list[tuple[NDArray[np.intp], asyncio.Future[TransferEnd]]]:
-        """Start fetching a group, wave by wave.
+    def _arrivals(self, positions: NDArray[np.intp], lease: StagingLease) -> Arrivals:
+        """Expect a group's blocks in the lease's slots."""
+        lengths = self._blocks.lengths[positions]
+        places = self._space.drive_offsets(positions)
+        pieces = Pieces(self._context.staging.array, lease.offsets, places, whole_pages(lengths))
+        check = TagCheck(pieces, lengths, self._blocks.seeds[positions], self._tags[positions])
+        return Arrivals(check, self._context.checkers)
 
-        Returns the rows and the future of each wave.
-        """
-        fetches = []
-        for rows in cut_into_waves(
-            np.arange(len(positions)), self._context.blocks_per_wave(self._slot_bytes)
-        ):
-            its = positions[rows]
-            fetched = self._submit(its, lease.offsets[rows], lease.slot_bytes)
-            fetches.append((rows, fetched))
-        self._leases.add(lease)
-        return fetches
-
-    def _submit(
-        self, positions: NDArray[np.intp], offsets: NDArray[np.int64], staging_slot_bytes: int
-    ) -> asyncio.Future[TransferEnd]:
-        """Start fetching blocks from the arena into staging."""
-        self._is_moving[positions] = True
-        wave = Wave(
-            staging=offsets,
-            arena=self._slots[positions],
-            lengths=self._blocks.lengths[positions],
-            staging_slot_bytes=staging_slot_bytes,
+    def _fetch(self, group: MovedGroup, lease: StagingLease, arrivals: Arrivals) -> WaveStream:
+        """Start fetching a group from the arena."""
+        blocks = Wave(
+            staging=lease.offsets,
+            arena=self._slots[group.positions],
+            lengths=self._blocks.lengths[group.positions],
+            staging_slot_bytes=lease.slot_bytes,
             arena_slot_bytes=self._request.slot_bytes,
         )
-        return self._arena.submit(Direction.FROM_WORKER, wave)
+        per_wave = self._context.blocks_per_wave(self._slot_bytes)
+        stream = self._arena.fetch(blocks, per_wave=per_wave, arrived=arrivals.arrive)
+        self._leases.add(lease)
+        self._moving[stream] = group
 
-    async def _wait_and_check(
-        self,
-        positions: NDArray[np.intp],
-        rows: NDArray[np.intp],
-        lease: StagingLease,
-        fetched: asyncio.Future[TransferEnd],
-    ) -> NDArray[np.bool_]:
-        """Wait for a wave and check its blocks; return which may be stored.
-
-        Space of the other blocks is given back. After the end of the request, no block may be stored.
-        """
-        its = positions[rows]
-        end = await fetched
-        self._is_moving[its] = False
-        if not self._is_moving[positions].any():
+        def ended(_: asyncio.Future[None]) -> None:
             self._leases.discard(lease)
-        good = np.zeros(len(its), np.bool_)
-        if end is not TransferEnd.DONE:
-            if not self._deadline.is_over():
-                self._outcomes.set(its, PutState.DECLINED, Reason.TRANSFER_FAILED)
-        elif not self._deadline.is_over():
-            is_valid = await self._context.run_check(self._make_check(its, lease.offsets[rows]))
-            if not self._deadline.is_over():
-                good = is_valid
-                self._outcomes.set(its[good], PutState.STAGED, Reason.NONE)
-                self._outcomes.set(its[~good], PutState.DECLINED, Reason.DAMAGED)
-        if not good.all():
-            self._space.release(its[~good])
-        return good
+            arrivals.end()
 
-    def _make_check(
-        self, positions: NDArray[np.intp], offsets: NDArray[np.int64]
-    ) -> Callable[[], NDArray[np.bool_]]:
-        """Make the check of a wave, to run off the loop.
+        stream.ended.add_done_callback(ended)
+        return stream
 
-        The check also zeroes the rest of each block's last page.
+    async def _check_group(self, group: MovedGroup, stream: WaveStream, arrivals: Arrivals) -> None:
+        """Wait until a group has arrived and is checked, and note the outcomes.
+
+        After the end of the request, no further block may be stored.
         """
-        memory = self._context.staging.array
-        lengths, seeds = self._blocks.lengths[positions], self._blocks.seeds[positions]
-        tags = self._tags[positions]
+        await asyncio.wait([arrivals.checked])
+        del self._moving[stream]
+        if not self._deadline.is_over():
+            self._note_checked(group)
+            is_lost = group.states == PieceState.PENDING
+            self._outcomes.set(group.positions[is_lost], PutState.DECLINED, Reason.TRANSFER_FAILED)
+        self._space.release(group.positions[~group.is_good])
 
-        def check() -> NDArray[np.bool_]:
-            good = are_good(memory, offsets, lengths, seeds, tags)
-            blank_rests(memory, offsets, lengths)
-            return good
+    def _note_checked(self, group: MovedGroup) -> None:
+        """Set the outcomes of checked blocks; no other block of the group may be stored from now on."""
+        group.states = group.states.copy()
+        self._outcomes.set(group.positions[group.is_good], PutState.STAGED, Reason.NONE)
+        is_damaged = group.states == PieceState.DAMAGED
+        self._outcomes.set(group.positions[is_damaged], PutState.DECLINED, Reason.DAMAGED)
 
-        return check
+    def _stop_moving(self) -> NDArray[np.intp]:
+        """Begin no further wave; return the blocks of unsettled waves."""
+        moving = [NO_POSITIONS]
+        for stream, group in self._moving.items():
+            moving.append(group.positions[stream.stop()])
+            self._note_checked(group)
+        return np.sort(np.concatenate(moving))
 
-    def _write(
-        self,
-        positions: NDArray[np.intp],
-        rows: NDArray[np.intp],
-        lease: StagingLease,
-        reasons: NDArray[np.uint8],
-        writes: GroupIO,
-    ) -> None:
-        """Start writing rows of a group, with one I/O for adjacent extents.
+    def _write(self, drive_id: DriveId, positions: NDArray[np.intp], pieces: Pieces) -> DriveIO | Reason:
+        """Start writing good blocks of a group; return the reason if they can't be written now."""
+        drive = self._context.drives.get(drive_id)
+        if drive is None:
+            return Reason.DRIVE_ERROR
+        if drive.refuses_writes:
+            return Reason.DRIVE_SUSPECT
+        if self._space.has_expired(positions):  # checked last: this agent may have been suspended meanwhile
+            return Reason.EXPIRED
+        return DriveIO(drive.submit_write(pieces), drive.writes_given_up)
 
-        Blocks that can't be written get a reason.
-        """
-        for target, chosen in self._space.by_target(positions[rows]):
-            drive, its = self._context.drives.get(target.drive), rows[chosen]
-            if drive is not None and drive.refuses_writes:
-                reasons[its] = Reason.DRIVE_SUSPECT
-            elif self._space.has_expired(
-                positions[its]
-            ):  # checked last: this agent may have been suspended meanwhile
-                reasons[its] = Reason.EXPIRED
-            elif drive is not None:
-                pieces = Pieces(
-                    self._context.staging.array,
-                    lease.offsets[its],
-                    self._space.drive_offsets(positions[its]),
-                    whole_pages(self._blocks.lengths[positions[its]]),
-                )
-                writes.add(its, drive.submit_write(pieces), drive.writes_given_up)
-
-    async def _wait_for_writes(self, reasons: NDArray[np.uint8], writes: GroupIO) -> None:
-        """Wait for a group's writes; blocks on flash get the reason NONE."""
-        await writes.wait()
-        for write in writes.ios:
-            if write.is_abandoned:
-                reasons[write.rows] = Reason.DRIVE_SUSPECT
-            else:
-                reasons[write.rows[write.ends.result()]] = Reason.NONE
+    @staticmethod
+    async def _wait_for_write(write: DriveIO) -> NDArray[np.uint8]:
+        """Wait for a group's write; return a Reason per block: NONE for blocks on flash."""
+        await write.wait()
+        if write.is_abandoned:
+            return np.array([Reason.DRIVE_SUSPECT], np.uint8)
+        return np.where(write.ends.result(), np.uint8(Reason.NONE), np.uint8(Reason.DRIVE_ERROR))
 
     async def _commit(
-        self,
-        positions: NDArray[np.intp],
-        is_good: NDArray[np.bool_],
-        reasons: NDArray[np.uint8],
-        writes: GroupIO,
+        self, group: MovedGroup, reasons: NDArray[np.uint8], writes: list[DriveIO]
     ) -> NDArray[np.bool_]:
         """Commit the written good blocks of a group; return which are committed.
 
         Blocks that an abandoned write may still reach keep their space until the reservation ends.
         """
+        positions, is_good = group.positions, group.is_good
         has_failed = is_good & (reasons != Reason.NONE)
         if has_failed.any():
             self._outcomes.set(positions[has_failed], PutState.DECLINED, reasons[has_failed])
-            is_begun = np.zeros(len(positions), np.bool_)
-            for write in writes.ios:
-                is_begun[write.rows] = True
-            self._space.release(positions[has_failed & ~is_begun])
-            for write in writes.ios:
-                if not write.is_abandoned:
-                    self._space.release(positions[write.rows[has_failed[write.rows]]], may_land=True)
+            if not any(write.is_abandoned for write in writes):
+                self._space.release(positions[has_failed], may_land=bool(writes))
         chosen = positions[is_good & ~has_failed]
         if self._space.has_expired(chosen):
             self._outcomes.set(chosen, PutState.DECLINED, Reason.EXPIRED)

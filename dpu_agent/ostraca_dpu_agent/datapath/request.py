@@ -54,6 +54,8 @@ _CHECK_THREADS = 2
 PART_WAVES = 4
 """Waves' bytes in a part of a request, the unit of reads."""
 
+NO_POSITIONS = np.empty(0, np.intp)
+
 _KINDS = {
     "lookup": EventKind.LOOKED_UP,
     "get": EventKind.GOT,
@@ -283,14 +285,15 @@ class RequestContext:
             staging.cache.prefetched, self.estimator.estimates, lambda: self.locator.found_earlier
         )
         self.tasks = Tasks("the data path")
-        self._checkers = ThreadPoolExecutor(
+        self.checkers = ThreadPoolExecutor(
             _CHECK_THREADS, thread_name_prefix="ostraca-check", initializer=show_name, initargs=("check",)
         )
+        """Threads for checks of many bytes."""
 
     async def close(self, *, within_s: float) -> bool:
         """Wait for the end of all work; return whether all has ended."""
         ended = await self.tasks.finish(within_s=within_s)
-        self._checkers.shutdown(wait=False)
+        self.checkers.shutdown(wait=False)
         return ended
 
     @property
@@ -329,10 +332,6 @@ class RequestContext:
         A group never exceeds the most that staging lends to puts.
         """
         return max(1, min(self.settings.put_group_bytes, self.staging.put_bytes_max) // slot_bytes)
-
-    async def run_check(self, check: Callable[[], NDArray[np.bool_]]) -> NDArray[np.bool_]:
-        """Run a check of many bytes off the loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._checkers, check)
 
     def blocks_per_part(self, slot_bytes: int) -> int:
         """Return the number of slots of this size in a part of a plan of reads.

@@ -14,9 +14,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.get import NO_POSITIONS, GetRun, MovedPart
+from ostraca_dpu_agent.datapath.get import GetRun, MovedPart
 from ostraca_dpu_agent.datapath.queries import look_up
-from ostraca_dpu_agent.datapath.request import RequestContext, WorkerConnection
+from ostraca_dpu_agent.datapath.request import NO_POSITIONS, RequestContext, WorkerConnection
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.outcome import BlockState, Reason

@@ -30,9 +30,7 @@ from ostraca_fabric.connection import ServerConnection
 from ostraca_fabric.errors import ConnectError, RefusedError, TransportError, UnknownVolumeError, UsageError
 from ostraca_fabric.model.ids import TenantId
 from ostraca_fabric.ports.transport import (
-    Direction,
     RemoteArena,
-    TransferEnd,
     Transport,
     WaveNews,
     WaveStream,
@@ -101,12 +99,6 @@ class TrackedArena:
         """Transfers and streams not known to have ended; none begins after ``close``."""
         return frozenset(self._under_way)
 
-    def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
-        """Submit a wave as specified by the port."""
-        end = self._arena.submit(direction, wave)
-        self._track(end)
-        return end
-
     def stream(
         self,
         blocks: Wave,
@@ -118,6 +110,12 @@ class TrackedArena:
     ) -> WaveStream:
         """Start moving blocks as specified by the port."""
         stream = self._arena.stream(blocks, states, per_wave=per_wave, clock=clock, report=report)
+        self._track(stream.ended)
+        return stream
+
+    def fetch(self, blocks: Wave, *, per_wave: int, arrived: Callable[[int, int], None]) -> WaveStream:
+        """Start moving blocks from the worker as specified by the port."""
+        stream = self._arena.fetch(blocks, per_wave=per_wave, arrived=arrived)
         self._track(stream.ended)
         return stream
 

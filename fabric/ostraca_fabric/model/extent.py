@@ -82,8 +82,8 @@ class Pieces:
         """Count the pieces."""
         return len(self.lengths)
 
-    def some(self, rows: slice) -> Pieces:
-        """Return a slice of the pieces."""
+    def some(self, rows: slice | NDArray[np.intp]) -> Pieces:
+        """Return some of the pieces."""
         return Pieces(self.memory, self.memory_offsets[rows], self.drive_offsets[rows], self.lengths[rows])
 
     def check(self) -> None:

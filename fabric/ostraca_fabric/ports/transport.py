@@ -139,13 +139,6 @@ class RemoteArena(Protocol):
     polls: bool
     """Whether streams look for ready blocks by themselves."""
 
-    def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
-        """Start moving *wave*; the future resolves once settled, and never raises.
-
-        Never cancel the future. To stop waiting, keep the memory of both ends in quarantine until the future
-        resolves. A wave with offsets outside the arena resolves to FAILED without touching a byte.
-        """
-
     def stream(
         self,
         blocks: Wave,
@@ -159,7 +152,15 @@ class RemoteArena(Protocol):
 
         *states* has a ``PieceState`` per block, which others change until ``freeze``: only GOOD blocks move.
         None: all blocks are ready. *report* is called on the event loop with news in order, soon but not at
-        once. Waves of a closed arena end as FAILED.
+        once. Waves of a closed arena, or with an offset outside, end as FAILED without touching a byte. To
+        stop waiting, ``stop`` the stream, and keep the memory of both ends in quarantine until its end.
+        """
+
+    def fetch(self, blocks: Wave, *, per_wave: int, arrived: Callable[[int, int], None]) -> WaveStream:
+        """Start moving *blocks* from the worker, in waves of up to *per_wave* blocks, in order.
+
+        *arrived* is called once for each wave that is DONE, with the first row and the row behind the last,
+        in any thread. All calls come before the stream has ended.
         """
 
     def close(self) -> None:

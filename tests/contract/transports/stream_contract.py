@@ -24,6 +24,7 @@ from tests.contract.transports.transport_bench import (
     noise,
     wave,
 )
+from tests.support.agent.moving import move
 
 from ostraca_fabric.ports.transport import (
     BulkChannel,
@@ -74,7 +75,7 @@ class StreamContract:
 
     async def arrived(self, bench: Bench, peer: RemoteArena) -> None:
         """Wait until what was sent before is in the arena: what is asked for later is answered later."""
-        assert await peer.submit(FROM_WORKER, wave(1, PAGE, PAGE)) is DONE
+        assert await move(peer, FROM_WORKER, wave(1, PAGE, PAGE)) is DONE
 
     def stream(
         self, peer: RemoteArena, blocks: Wave, states: NDArray[np.uint8] | None = None
@@ -82,6 +83,17 @@ class StreamContract:
         heard = Heard()
         stream = peer.stream(blocks, states, per_wave=PER_WAVE, clock=time.monotonic, report=heard.report)
         return stream, heard
+
+    async def offering(self, bench: Bench) -> RemoteArena:
+        """Return an arena of noise, beside empty staging."""
+        bench.memory.array[:STAGING] = 0
+        await bench.hosts[0].fill(0, noise(ARENA, 12).tobytes())
+        return await self.attached(bench, bench.hosts[0])
+
+    def fetch(self, peer: RemoteArena, blocks: Wave) -> tuple[WaveStream, list[tuple[int, int]]]:
+        arrived: list[tuple[int, int]] = []
+        stream = peer.fetch(blocks, per_wave=PER_WAVE, arrived=lambda *rows: arrived.append(rows))
+        return stream, arrived
 
     async def filled(self, bench: Bench) -> RemoteArena:
         await bench.hosts[0].fill(0, bytes(ARENA))
@@ -209,6 +221,74 @@ class StreamContract:
             each.freeze()
         await asyncio.gather(*(each.ended for each in waiting))
         await self.holds(bench, peer, blocks)
+
+    async def test_blocks_are_fetched_in_waves_in_order(self, bench: Bench) -> None:
+        lengths = np.array([60_000, 1, 60_000, 4096, 4097, 60_000, 3, 60_000, 60_000, 5], np.uint32)
+        peer, blocks = await self.offering(bench), wave(10, 64 << 10, lengths)
+        stream, arrived = self.fetch(peer, blocks)
+        await stream.ended
+        assert sorted(arrived) == [(0, 4), (4, 8), (8, 10)]
+        wanted = moved(noise(ARENA, 12), np.zeros(STAGING, np.uint8), blocks, FROM_WORKER)
+        assert np.array_equal(bench.memory.array[:STAGING], wanted)
+        assert not len(stream.stop())
+        peer.close()
+
+    async def test_blocks_lie_in_staging_when_they_have_arrived(self, bench: Bench) -> None:
+        peer, blocks = await self.offering(bench), wave(32, 128 << 10, 128 << 10)
+        wanted = moved(noise(ARENA, 12), np.zeros(STAGING, np.uint8), blocks, FROM_WORKER)
+        is_there: list[bool] = []
+
+        def arrived(first: int, last: int) -> None:
+            for at in blocks.staging[first:last].tolist():
+                slot = slice(at, at + blocks.staging_slot_bytes)
+                is_there.append(np.array_equal(bench.memory.array[slot], wanted[slot]))
+
+        stream = peer.fetch(blocks, per_wave=PER_WAVE, arrived=arrived)
+        await stream.ended
+        assert is_there == [True] * 32
+        peer.close()
+
+    async def test_nothing_to_fetch_ends(self, bench: Bench) -> None:
+        peer = await self.offering(bench)
+        stream, arrived = self.fetch(peer, wave(0, PAGE, PAGE))
+        await stream.ended
+        assert not arrived
+        peer.close()
+
+    async def test_a_stopped_fetch_begins_no_wave_and_names_the_unsettled(self, bench: Bench) -> None:
+        peer, blocks = await self.offering(bench), wave(64, 128 << 10, 128 << 10)
+        stream, arrived = self.fetch(peer, blocks)
+        unsettled = stream.stop().tolist()
+        await stream.ended
+        rows = [row for first, last in sorted(arrived) for row in range(first, last)]
+        assert rows == list(range(len(rows)))
+        assert len(rows) < 64
+        assert unsettled == rows[len(rows) - len(unsettled) :]
+        wanted = moved(
+            noise(ARENA, 12), np.zeros(STAGING, np.uint8), blocks.some(np.arange(len(rows))), FROM_WORKER
+        )
+        assert np.array_equal(bench.memory.array[:STAGING], wanted)
+        peer.close()
+
+    @pytest.mark.parametrize("side", ["arena", "staging"])
+    async def test_a_fetch_with_a_block_out_of_range_touches_nothing(self, bench: Bench, side: str) -> None:
+        peer, good = await self.offering(bench), wave(4, PAGE, PAGE)
+        offsets = (good.arena if side == "arena" else good.staging).copy()
+        offsets[2] = ARENA
+        bad = replace(good, arena=offsets) if side == "arena" else replace(good, staging=offsets)
+        stream, arrived = self.fetch(peer, bad)
+        await stream.ended
+        assert not arrived
+        assert not bench.memory.array[:STAGING].any()
+        peer.close()
+
+    async def test_nothing_arrives_from_a_closed_arena(self, bench: Bench) -> None:
+        peer = await self.offering(bench)
+        peer.close()
+        stream, arrived = self.fetch(peer, wave(8, 64 << 10, 60_000))
+        await stream.ended
+        assert not arrived
+        assert not bench.memory.array[:STAGING].any()
 
     async def test_a_worker_killed_in_mid_stream_harms_no_other(self, bench: Bench) -> None:
         doomed = bench.another_host("doomed-stream")

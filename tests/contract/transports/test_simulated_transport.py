@@ -24,6 +24,7 @@ from tests.contract.transports.transport_bench import (
     wave,
 )
 from tests.contract.transports.transport_contract import TransportContract
+from tests.support.agent.moving import move
 from tests.support.simulated.simulated_transport import (
     SimulatedArenaEnd,
     SimulatedPlane,
@@ -121,7 +122,7 @@ WHOLE = 16 * 4 * PAGE
 def test_a_wave_that_fails_has_moved_a_part_at_most() -> None:
     async def scenario(pair: Pair) -> None:
         peer = await pair.attached()
-        assert await peer.submit(TO_WORKER, wave(16, 4 * PAGE, 4 * PAGE)) is FAILED
+        assert await move(peer, TO_WORKER, wave(16, 4 * PAGE, 4 * PAGE)) is FAILED
 
     landed = {play(scenario, TransferFaults(failures=1.0), seed).landed for seed in range(4)}
     assert len(landed) == 4
@@ -131,7 +132,7 @@ def test_a_wave_that_fails_has_moved_a_part_at_most() -> None:
 def test_a_wave_of_a_paused_process_lands_and_is_told_of_later() -> None:
     async def scenario(pair: Pair) -> None:
         peer = await pair.attached()
-        end = pair.host.run(lambda: peer.submit(TO_WORKER, wave(16, 4 * PAGE, 4 * PAGE)))
+        end = pair.host.run(lambda: move(peer, TO_WORKER, wave(16, 4 * PAGE, 4 * PAGE)))
         pair.host.pause(5.0)
         await asyncio.sleep(1.0)
         assert pair.landed == WHOLE
@@ -144,7 +145,7 @@ def test_a_wave_of_a_paused_process_lands_and_is_told_of_later() -> None:
 def test_what_a_dead_process_had_under_way_lands_late_unless_it_is_over(is_over: bool) -> None:
     async def scenario(pair: Pair) -> None:
         peer = await pair.attached()
-        end = peer.submit(TO_WORKER, wave(16, 4 * PAGE, 4 * PAGE))
+        end = move(peer, TO_WORKER, wave(16, 4 * PAGE, 4 * PAGE))
         pair.transport.crash()
         pair.staging[:] = 0  # its memory is not its own any more
         assert pair.landed == 0
@@ -159,9 +160,9 @@ def test_what_a_dead_process_had_under_way_lands_late_unless_it_is_over(is_over:
 def test_an_arena_that_was_renewed_takes_what_was_under_way_and_nothing_new() -> None:
     async def scenario(pair: Pair) -> None:
         peer = await pair.attached()
-        end = peer.submit(TO_WORKER, wave(4, PAGE, PAGE))
+        end = move(peer, TO_WORKER, wave(4, PAGE, PAGE))
         pair.worker.end.renew()
-        assert await peer.submit(TO_WORKER, wave(16, PAGE, PAGE, seed=9)) is FAILED
+        assert await move(peer, TO_WORKER, wave(16, PAGE, PAGE, seed=9)) is FAILED
         assert await end is DONE
         assert pair.landed == 4 * PAGE
 
@@ -174,10 +175,10 @@ def test_a_successor_reaches_the_same_arena_after_the_end_before_is_cut_off() ->
         second = pair.worker.end.successor()
         pair.worker.offer = second.offer()
         after = await pair.attached()
-        assert await before.submit(TO_WORKER, wave(4, PAGE, PAGE)) is DONE
+        assert await move(before, TO_WORKER, wave(4, PAGE, PAGE)) is DONE
         pair.worker.end.cut_off()
-        assert await before.submit(TO_WORKER, wave(16, PAGE, PAGE, seed=9)) is FAILED
-        assert await after.submit(TO_WORKER, wave(4, PAGE, PAGE)) is DONE
+        assert await move(before, TO_WORKER, wave(16, PAGE, PAGE, seed=9)) is FAILED
+        assert await move(after, TO_WORKER, wave(4, PAGE, PAGE)) is DONE
         assert pair.landed == 4 * PAGE
 
     play(scenario)
@@ -186,7 +187,7 @@ def test_a_successor_reaches_the_same_arena_after_the_end_before_is_cut_off() ->
 def test_nothing_lands_in_an_arena_that_is_closed() -> None:
     async def scenario(pair: Pair) -> None:
         peer = await pair.attached()
-        ends = [peer.submit(direction, wave(4, PAGE, PAGE)) for direction in (TO_WORKER, FROM_WORKER)]
+        ends = [move(peer, direction, wave(4, PAGE, PAGE)) for direction in (TO_WORKER, FROM_WORKER)]
         pair.worker.end.close()
         assert await asyncio.gather(*ends) == [FAILED, FAILED]
         assert pair.landed == 0
@@ -201,7 +202,7 @@ def test_each_block_lands_as_what_its_slot_stood_for_when_it_was_submitted() -> 
         pair.worker.end.on_landing = lambda at, stood_for: told.append((at, stood_for))
         peer = await pair.attached()
         blocks = wave(2, PAGE, PAGE)
-        end = peer.submit(TO_WORKER, blocks)
+        end = move(peer, TO_WORKER, blocks)
         pair.worker.end.on_submitted = lambda at: f"second owner of {at}"
         await end
         assert set(told) == {(at, f"first owner of {at}") for at in blocks.arena.tolist()}

@@ -27,6 +27,7 @@ from tests.contract.transports.transport_bench import (
     noise,
     wave,
 )
+from tests.support.agent.moving import move
 
 from ostraca_dpu_agent.adapters.transports import nixl_thread
 from ostraca_dpu_agent.adapters.transports.nixl_thread import NixlPeer
@@ -71,7 +72,7 @@ class Pair:
         """Both processes are there, serve a new connection, and end as they should."""
         fresh = await self.attach()
         for direction in Direction:
-            assert await fresh.submit(direction, wave(4, PAGE, PAGE)) is DONE
+            assert await move(fresh, direction, wave(4, PAGE, PAGE)) is DONE
         for peer in (*peers, fresh):
             peer.close()
         await self.transport.close()
@@ -123,12 +124,12 @@ async def test_a_transfer_over_a_broken_way_fails_and_first_breaks_the_control_c
 ) -> None:
     async with paired(tmp_path) as pair:
         peer = await pair.attach()
-        assert await peer.submit(TO_WORKER, wave(4, PAGE, PAGE)) is DONE
+        assert await move(peer, TO_WORKER, wave(4, PAGE, PAGE)) is DONE
         assert pair.host.process.pid is not None
         pid = pair.host.process.pid if whose == "worker's" else os.getpid()
         assert cut_internet(pid) > 0
         await has_noticed(pair)
-        pair.channel.watched = end = peer.submit(TO_WORKER, wave(4, PAGE, PAGE))
+        pair.channel.watched = end = move(peer, TO_WORKER, wave(4, PAGE, PAGE))
         assert await asyncio.wait_for(end, 10) is FAILED
         assert pair.channel.ends_known_when_broken_off == [False]
         await pair.ends_well(peer)
@@ -149,11 +150,11 @@ async def test_a_worker_that_is_stopped_while_its_connections_break_ends_no_tran
     async with paired(tmp_path) as pair:
         peer = await pair.attach()
         pair.host.pause()
-        assert await peer.submit(direction, wave(16, 1 << 20, 1 << 20)) is DONE
+        assert await move(peer, direction, wave(16, 1 << 20, 1 << 20)) is DONE
         assert pair.host.process.pid is not None
         cut_internet(pair.host.process.pid)
         await has_noticed(pair)
-        assert await asyncio.wait_for(peer.submit(direction, wave(16, 1 << 20, 1 << 20)), 10) is FAILED
+        assert await asyncio.wait_for(move(peer, direction, wave(16, 1 << 20, 1 << 20)), 10) is FAILED
         pair.host.resume()
         await pair.ends_well(peer)
 
@@ -170,7 +171,7 @@ async def test_what_a_worker_had_received_lands_late_unless_its_end_was_renewed(
         await pair.host.fill(0, bytes(ARENA))
         await pair.host.sit_still(True)
         pair.memory.array[:STAGING] = noise(STAGING, 11)
-        end = peer.submit(TO_WORKER, wave(64, PAGE, PAGE))
+        end = move(peer, TO_WORKER, wave(64, PAGE, PAGE))
         await has_noticed(pair)
         assert not end.done()
         assert cut_internet(os.getpid()) > 0
@@ -192,7 +193,7 @@ async def test_an_end_that_is_renewed_under_a_transfer_lets_the_agent_know_that_
     async with paired(tmp_path, over_tcp) as pair:
         peer = await pair.attach()
         pair.host.pause()
-        ends = [peer.submit(direction, wave(16, 1 << 20, 1 << 20)) for direction in Direction]
+        ends = [move(peer, direction, wave(16, 1 << 20, 1 << 20)) for direction in Direction]
         await has_noticed(pair)
         assert [end.done() for end in ends] == [False, False]
         renewing = asyncio.create_task(pair.host.renew())

@@ -32,6 +32,7 @@ from tests.contract.transports.transport_bench import (
     wave,
 )
 from tests.contract.transports.transport_contract import TransportContract
+from tests.support.agent.moving import move
 from tests.support.stalls import Stopwatch
 
 from ostraca._memory.inline_arena import InlineArenaEnd
@@ -172,7 +173,7 @@ class TestInline(TransportContract):
         peer = await self.attached(bench, sleeper)
         sleeper.pause()
         blocks = wave(ARENA // slot_bytes, slot_bytes, slot_bytes)
-        ends = [peer.submit(TO_WORKER, blocks) for _ in range(8)]
+        ends = [move(peer, TO_WORKER, blocks) for _ in range(8)]
         await self.check(bench, FROM_WORKER, wave(64, PAGE, PAGE), except_staging=True)
         assert not any(end.done() for end in ends), "128 MiB, of which a socket holds two at most"
         staging = noise(STAGING, 9)
@@ -195,7 +196,7 @@ class TestInline(TransportContract):
         await sleeper.fill(0, arena.tobytes())
         peer = await self.attached(bench, sleeper)
         sleeper.pause()
-        end = peer.submit(FROM_WORKER, wave(4096, PAGE, PAGE))
+        end = move(peer, FROM_WORKER, wave(4096, PAGE, PAGE))
         await self.check(bench, TO_WORKER, wave(64, PAGE, PAGE), except_staging=True)
         assert not end.done()
         bench.memory.array[:STAGING] = 0
@@ -210,7 +211,7 @@ class TestInline(TransportContract):
         sleeper = bench.another_host("cut-in-mid-wave")
         peer = await self.attached(bench, sleeper)
         sleeper.pause()
-        ends = [peer.submit(direction, wave(64, 256 << 10, 256 << 10)) for direction in Direction]
+        ends = [move(peer, direction, wave(64, 256 << 10, 256 << 10)) for direction in Direction]
         self.links[-1].abort()
         assert await asyncio.wait_for(asyncio.gather(*ends), 10) == [FAILED] * 2
         peer.close()
@@ -269,9 +270,9 @@ class NixlContract(TransportContract):
         new = await self.attached(bench, bench.hosts[0])
         (fresh,) = bench.transport._remotes.values()
         assert fresh is not broken
-        assert await new.submit(FROM_WORKER, wave(2, PAGE, PAGE)) is DONE
+        assert await move(new, FROM_WORKER, wave(2, PAGE, PAGE)) is DONE
         old.close()
-        assert await new.submit(FROM_WORKER, wave(2, PAGE, PAGE)) is DONE
+        assert await move(new, FROM_WORKER, wave(2, PAGE, PAGE)) is DONE
         new.close()
 
     async def test_a_part_of_registered_memory_will_do(self, bench: Bench) -> None:
@@ -285,9 +286,9 @@ class NixlContract(TransportContract):
             staging_slot_bytes=PAGE,
             arena_slot_bytes=PAGE,
         )
-        assert await peer.submit(TO_WORKER, one) is DONE
+        assert await move(peer, TO_WORKER, one) is DONE
         assert await bench.hosts[0].peek(2 * PAGE, PAGE) == bytes(part[PAGE : 2 * PAGE])
-        assert await peer.submit(TO_WORKER, replace(one, staging=np.array([part.nbytes]))) is FAILED
+        assert await move(peer, TO_WORKER, replace(one, staging=np.array([part.nbytes]))) is FAILED
         peer.close()
 
 
@@ -314,6 +315,7 @@ class TestNixl(NixlContract):
             WaveQueue(wave(4, PAGE, PAGE), None, per_wave=2),
             time.monotonic,
             heard.report,
+            None,
         )
         stream.fail()
         while stream.step():
@@ -349,7 +351,7 @@ class TestNixlOverTcp(NixlContract):
         sleeper = bench.another_host("sleeper")
         peer = await self.attached(bench, sleeper)
         sleeper.pause()
-        end = peer.submit(FROM_WORKER, wave(16, 1 << 20, 1 << 20))
+        end = move(peer, FROM_WORKER, wave(16, 1 << 20, 1 << 20))
         await asyncio.wait((end,), timeout=0.5)
         assert not end.done()
         await self.check(bench, TO_WORKER, wave(4, PAGE, PAGE), except_staging=True)
@@ -385,7 +387,7 @@ async def test_a_transfer_whose_end_nixl_cannot_tell_never_settles_and_its_memor
         return runtime.TransferState.UNKNOWN
 
     monkeypatch.setattr(agent, "post", post_and_lose_sight)
-    end = peer.submit(TO_WORKER, wave(1, PAGE, PAGE))
+    end = move(peer, TO_WORKER, wave(1, PAGE, PAGE))
     await asyncio.wrap_future(transport._thread.call(lambda: None))  # behind the transfer's own end
     assert not end.done()
     peer.close()
@@ -408,10 +410,10 @@ def test_a_process_that_used_nixl_ends_with_code_zero(how: str, tmp_path: Path) 
 
 
 EXITING = """
-import asyncio, msgspec, numpy, sys
+import asyncio, msgspec, numpy, sys, time
 from ostraca_dpu_agent.adapters.transports.nixl_transport import NixlTransport
 from ostraca_fabric.runtime.memory import HugeMemory
-from ostraca_fabric.ports.transport import Direction, Wave
+from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire.messages import ArenaOffer
 
 async def main():
@@ -421,8 +423,10 @@ async def main():
     offer = msgspec.msgpack.decode({offer!r}, type=ArenaOffer)
     peer = await transport.attach(offer, memory.view, None)
     one = numpy.zeros(1, numpy.int64)
-    end = await peer.submit(Direction.TO_WORKER, Wave(one, one, numpy.array([4096], "u4"), 4096, 4096))
-    sys.stdout.write(end.name.lower())
+    wave, ends = Wave(one, one, numpy.array([4096], "u4"), 4096, 4096), []
+    stream = peer.stream(wave, None, per_wave=1, clock=time.monotonic, report=ends.extend)
+    await stream.ended
+    sys.stdout.write(ends[-1].end.name.lower())
     assert "torch" not in sys.modules
     if {closes}:
         peer.close()

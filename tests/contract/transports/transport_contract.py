@@ -25,6 +25,7 @@ from tests.contract.transports.transport_bench import (
     noise,
     wave,
 )
+from tests.support.agent.moving import move
 
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.ports.transport import Direction, RemoteArena
@@ -54,7 +55,7 @@ class TransportContract(StreamContract):
         await host.fill(0, arena.tobytes())
         bench.memory.array[:STAGING] = staging
         peer = await self.attached(bench, host)
-        ends = await asyncio.gather(*(peer.submit(direction, each) for each in waves))
+        ends = await asyncio.gather(*(move(peer, direction, each) for each in waves))
         assert ends == [DONE] * len(waves)
         for each in waves:
             if direction is TO_WORKER:
@@ -146,7 +147,7 @@ class TransportContract(StreamContract):
             if side == "arena"
             else replace(good, staging=offsets, lengths=lengths)
         )
-        assert await peer.submit(direction, bad) is FAILED
+        assert await move(peer, direction, bad) is FAILED
         assert bench.memory.array[:STAGING].tobytes() == staging.tobytes()
         await self.arrived(bench, peer)
         assert await host.peek(0, ARENA) == arena.tobytes()
@@ -159,7 +160,7 @@ class TransportContract(StreamContract):
         bench.memory.array[:STAGING] = noise(STAGING, 6)
         peers = [await self.attached(bench, host) for host in bench.hosts]
         blocks = wave(8, 64 << 10, 64 << 10)
-        assert await peers[0].submit(TO_WORKER, blocks) is DONE
+        assert await move(peers[0], TO_WORKER, blocks) is DONE
         for peer in peers:
             await self.arrived(bench, peer)
         assert await second.peek(0, ARENA) == bytes(ARENA)
@@ -171,14 +172,14 @@ class TransportContract(StreamContract):
         peer = await self.attached(bench, bench.hosts[0])
         peer.close()
         peer.close()
-        assert await peer.submit(TO_WORKER, wave(1, PAGE, PAGE)) is FAILED
+        assert await move(peer, TO_WORKER, wave(1, PAGE, PAGE)) is FAILED
 
     async def test_a_worker_may_attach_again_while_its_old_connection_is_open(self, bench: Bench) -> None:
         old = await self.attached(bench, bench.hosts[0])
         new = await self.attached(bench, bench.hosts[0])
-        assert await old.submit(FROM_WORKER, wave(2, PAGE, PAGE)) is DONE
+        assert await move(old, FROM_WORKER, wave(2, PAGE, PAGE)) is DONE
         old.close()
-        assert await new.submit(FROM_WORKER, wave(2, PAGE, PAGE)) is DONE
+        assert await move(new, FROM_WORKER, wave(2, PAGE, PAGE)) is DONE
         new.close()
 
     @pytest.mark.parametrize(
@@ -218,7 +219,7 @@ class TransportContract(StreamContract):
             replace(whole, staging=whole.staging[i::4], arena=whole.arena[i::4], lengths=whole.lengths[i::4])
             for i in range(4)
         ]
-        ends = [peer.submit(direction, each) for each in waves]
+        ends = [move(peer, direction, each) for each in waves]
         await asyncio.to_thread(doomed.kill)
         # Some may never be settled: nobody can say then whether their bytes still land.
         await asyncio.wait(ends, timeout=1.0)

@@ -1,13 +1,11 @@
-"""A group of a put: waves that cross and are written one behind the other, and are committed together."""
+"""A group of a put: waves that cross one behind the other, and are written and committed together."""
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 from tests.support.agent.assembly import (
     SETTINGS,
     SLOT_BYTES,
@@ -20,6 +18,7 @@ from tests.support.agent.assembly import (
 )
 
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
+from ostraca_fabric.tables.digests import TagCheck
 
 SOON_S = 0.1
 GROUPED = replace(
@@ -27,7 +26,7 @@ GROUPED = replace(
 )
 
 
-async def test_waves_of_a_group_are_written_one_by_one_and_committed_together() -> None:
+async def test_waves_of_a_group_are_written_and_committed_together() -> None:
     async with assembled(GROUPED) as fabric:
         worker, ring = fabric.worker(), fabric.shard.core.ring
         await fabric.put(worker, [9])
@@ -40,7 +39,7 @@ async def test_waves_of_a_group_are_written_one_by_one_and_committed_together() 
         fabric.drive.asked.clear()
         assert put_states(await fabric.put(worker, range(4))) == [PutState.COMMITTED] * 4
         assert len(worker.arena.moved) == 4
-        assert fabric.drive.asked == ["write"] * 5
+        assert fabric.drive.asked == ["write"] * 2
         assert fabric.shard.core.counters.summary_writes == before + 1
         assert get_states(await fabric.get(fabric.worker(), range(4))) == [BlockState.HIT] * 4
         await fabric.at_rest()
@@ -58,16 +57,18 @@ async def test_a_damaged_block_of_one_wave_keeps_no_other_from_being_stored() ->
         await fabric.at_rest()
 
 
-async def test_a_write_that_fails_for_one_wave_declines_its_blocks_alone() -> None:
+async def test_an_io_that_fails_declines_its_blocks_alone() -> None:
     async with assembled(GROUPED) as fabric:
         worker = fabric.worker()
         await fabric.ready()
         (first,) = (segment for segment in fabric.shard.core.ring.ready)
         begin = fabric.shard.core.geometry.data_offset(first.number)
-        fabric.drive.fail_writes(begin + SLOT_BYTES, SLOT_BYTES)
-        done = await fabric.put(worker, range(4))
-        assert put_states(done) == [PutState.COMMITTED, PutState.DECLINED, *[PutState.COMMITTED] * 2]
-        assert reasons_of(done)[1] == Reason.DRIVE_ERROR
+        fabric.drive.fail_writes(begin, SLOT_BYTES)
+        message = fabric.put_message(worker, range(4))
+        worker.arena.bytes[SLOT_BYTES] ^= 1  # between two I/Os
+        done = await fabric.data_path.put(worker, fabric.volume, message)
+        assert put_states(done) == [PutState.DECLINED] * 2 + [PutState.COMMITTED] * 2
+        assert reasons_of(done)[:2] == [Reason.DRIVE_ERROR, Reason.DAMAGED]
         await fabric.at_rest()
 
 
@@ -76,13 +77,13 @@ async def test_a_put_that_is_over_stores_what_was_checked_and_leaves_its_memory_
         worker, staging = fabric.worker(), fabric.context.staging
         worker.arena.is_held = True
         putting = asyncio.create_task(fabric.put(worker, range(4), deadline_s=SOON_S))
-        await until(lambda: len(worker.arena.held) == 4)
+        await until(lambda: len(worker.arena.held) == 2)
         worker.arena.held.pop(0)()
         done = await putting
         assert put_states(done) == [PutState.LATE] * 4
-        assert unsettled_of(done) == [1, 2, 3]
+        assert unsettled_of(done) == [1, 2]
         assert staging.quarantined_bytes == 4 * SLOT_BYTES
-        assert worker.settled == [], "three waves may land yet"
+        assert worker.settled == [], "two waves may land yet"
         worker.arena.let_go()
         await fabric.at_rest()
         assert worker.settled == [done.request]
@@ -100,21 +101,38 @@ async def test_the_space_of_a_group_that_can_t_be_fetched_comes_back() -> None:
         assert fabric.context.staging.held_bytes == 0
 
 
-async def test_memory_of_a_group_is_in_use_until_its_last_transfer_has_ended_also_where_a_check_crashes(
+async def test_memory_of_a_group_is_in_use_until_its_write_has_ended_also_after_a_crash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with assembled(GROUPED) as fabric:
         worker, staging = fabric.worker(), fabric.context.staging
-        worker.arena.is_held = True
+        await fabric.put(worker, [9])
+        await fabric.recorded()
+        fabric.drive.holds_writes = True
 
-        async def crash(_check: object) -> NDArray[np.bool_]:
+        def crash(*_lease: object) -> None:
             raise AssertionError("a bug")
 
-        monkeypatch.setattr(fabric.context, "run_check", crash)
+        monkeypatch.setattr(staging, "charge_to_drive", crash)
         putting = asyncio.create_task(fabric.put(worker, range(4), deadline_s=SOON_S))
-        await until(lambda: len(worker.arena.held) == 4)
-        worker.arena.held.pop(0)()
+        await until(lambda: len(fabric.drive.held) == 1)
         assert put_states(await putting) == [PutState.LATE] * 4
-        assert staging.held_bytes == 4 * SLOT_BYTES, "three waves may land yet"
-        worker.arena.let_go()
+        assert staging.held_bytes == 4 * SLOT_BYTES, "a write is under way"
+        fabric.drive.let_go()
         await until(lambda: staging.held_bytes == 0)
+
+
+async def test_blocks_whose_check_crashes_are_not_stored_and_the_log_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with assembled(GROUPED) as fabric:
+        worker = fabric.worker()
+        await fabric.ready()
+
+        def crash(*_rows: object) -> None:
+            raise AssertionError("a bug")
+
+        monkeypatch.setattr(TagCheck, "run", crash)
+        assert reasons_of(await fabric.put(worker, range(4))) == [Reason.TRANSFER_FAILED] * 4
+        assert "a check of blocks crashed" in caplog.text
+        await fabric.at_rest()

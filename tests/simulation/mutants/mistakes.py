@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -23,10 +22,12 @@ from ostraca_dpu_agent.controller.claim_validity import ClaimValidity
 from ostraca_dpu_agent.controller.placement_epochs import EpochRetirementDue
 from ostraca_dpu_agent.controller.served_shard import ServedShard, adopt_late_commits
 from ostraca_dpu_agent.controller.served_shards import ServedShards
+from ostraca_dpu_agent.datapath.arrivals import Arrivals
 from ostraca_dpu_agent.datapath.location.locator import Locator
 from ostraca_dpu_agent.datapath.location.routing import MapPlacements, Routes
 from ostraca_dpu_agent.datapath.put import PutRun
 from ostraca_dpu_agent.datapath.space import Space
+from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.server.dispatcher import RequestDispatcher
 from ostraca_dpu_agent.shards.core import ShardCore, shard_core
 from ostraca_dpu_agent.shards.core.allocator import SpaceAllocator
@@ -44,7 +45,7 @@ from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.flash.index import BlockIndex
 from ostraca_fabric.model.fabric_map import Grant
 from ostraca_fabric.model.outcome import PutState, Reason
-from ostraca_fabric.tables.digests import blank_rests, tags_of
+from ostraca_fabric.tables.digests import tags_of
 from ostraca_fabric.tables.slots import SlotPool
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import distinct
@@ -74,21 +75,24 @@ def hits_on_the_agents_word() -> None:
 
 
 def tags_made_by_the_agent() -> None:
-    def making(
-        self: PutRun, positions: NDArray[np.intp], offsets: NDArray[np.int64]
-    ) -> Callable[[], NDArray[np.bool_]]:
-        memory = self._context.staging.array
-        lengths, seeds = self._blocks.lengths[positions], self._blocks.seeds[positions]
+    expect, run = PutRun._arrivals, Arrivals._run
+    puts: WeakKeyDictionary[Arrivals, tuple[PutRun, NDArray[np.intp]]] = WeakKeyDictionary()
 
-        def check() -> NDArray[np.bool_]:
-            self._tags = self._tags.copy()
-            self._tags[positions] = tags_of(memory, offsets, lengths, seeds)
-            blank_rests(memory, offsets, lengths)
-            return np.ones(len(positions), np.bool_)
+    def expecting(self: PutRun, positions: NDArray[np.intp], lease: StagingLease) -> Arrivals:
+        expected = expect(self, positions, lease)
+        puts[expected] = self, positions
+        return expected
 
-        return check
+    def making(self: Arrivals, rows: slice) -> None:
+        check, (put, positions) = self.check, puts[self]
+        offsets, lengths = check.pieces.memory_offsets[rows], check.lengths[rows]
+        check.tags[rows] = tags_of(check.pieces.memory, offsets, lengths, check.seeds[rows])
+        put._tags = put._tags.copy()
+        put._tags[positions[rows]] = check.tags[rows]
+        run(self, rows)
 
-    _change(PutRun, "_make_check", making)
+    _change(PutRun, "_arrivals", expecting)
+    _change(Arrivals, "_run", making)
 
 
 def slots_used_again_without_quarantine() -> None:

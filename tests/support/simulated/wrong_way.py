@@ -18,6 +18,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 import numpy as np
+from tests.support.agent.moving import move
 
 from ostraca_dpu_agent.adapters.transports.submitted_stream import SubmittedStreams
 from ostraca_fabric.ports.transport import Direction, TransferEnd
@@ -167,7 +168,7 @@ class WrongWayTransport:
                 return await peer.corrupted(direction, wave, self._dice)
             case Harm.DUPLICATED | None:
                 pass
-        return await peer.inner.submit(direction, wave)
+        return await move(peer.inner, direction, wave)
 
     def _take_owed(self, peer: WrongWayPeer, wave: Wave) -> list[_Owed]:
         """Take the blocks that land late in slots in which *wave* is at work; their neighbours never land."""
@@ -183,7 +184,7 @@ class WrongWayTransport:
 
     async def _land(self, late: list[_Owed]) -> None:
         for owed in late:
-            await owed.peer.inner.submit(owed.direction, owed.wave)
+            await move(owed.peer.inner, owed.direction, owed.wave)
             self.landed_late += 1
 
 
@@ -230,7 +231,7 @@ class WrongWayPeer(SubmittedStreams):
         is_sent = direction is Direction.TO_WORKER
         if is_sent:
             self._flip(places, bit)
-        end = await self.inner.submit(direction, wave)
+        end = await move(self.inner, direction, wave)
         self._flip(places, bit)
         return end
 

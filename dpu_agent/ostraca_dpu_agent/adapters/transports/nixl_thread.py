@@ -7,7 +7,7 @@ progress on a slow tick, for the sake of connections.
 
 A stream costs the event loop no turn per wave. The thread looks for ready blocks itself, every ``LOOK_S``,
 begins their waves, and gathers the news: a quarter of the blocks, or the news of four milliseconds, are one
-turn of the loop.
+turn of the loop. Blocks from a worker go straight to their receiver.
 
 A transfer whose end NIXL can't tell is kept forever, unpolled and unreleased: its memory stays in
 quarantine.
@@ -44,6 +44,7 @@ from ostraca_fabric.tables.slots import Wave, WaveQueue, slot_numbers
 T = TypeVar("T")
 
 Report = Callable[[Sequence[WaveNews]], None]
+Arrived = Callable[[int, int], None]
 
 POLLS_IN_A_ROW = 20
 PAUSE_S_MIN = 50e-6
@@ -295,14 +296,16 @@ class NixlStream:
         queue: WaveQueue,
         clock: Callable[[], float],
         report: Report,
+        arrived: Arrived | None,
     ) -> None:
-        """Begin no wave yet. *begin* is ``NixlPeer.begin``."""
+        """Begin no wave yet. *begin* is ``NixlPeer.begin``. With *arrived*, nothing is reported."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._thread = thread
         self._begin = begin
         self._queue = queue
         self._clock = clock
         self._report = report
+        self._arrived = arrived
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._news: list[WaveNews] = []
@@ -341,7 +344,7 @@ class NixlStream:
         """Begin a wave, if one is ready, and have news told; return whether to go on. Runs in the thread."""
         with self._lock:
             taken = self._queue.take()
-            if taken is not None:
+            if taken is not None and self._arrived is None:
                 self._news.append(WaveNews(self._clock(), taken[1], None))
         if taken is not None:
             number, _, wave = taken
@@ -361,8 +364,12 @@ class NixlStream:
             return
         with self._lock:
             rows = self._queue.settle(number)
-            self._news.append(WaveNews(self._clock(), rows, end))
-        self._untold += len(rows)
+            if self._arrived is None:
+                self._news.append(WaveNews(self._clock(), rows, end))
+        if self._arrived is None:
+            self._untold += len(rows)
+        elif end is TransferEnd.DONE:
+            self._arrived(int(rows[0]), int(rows[-1]) + 1)
 
     def _is_over(self) -> bool:
         with self._lock:
@@ -392,6 +399,10 @@ class NixlStream:
 
 def _nothing() -> None:
     """Do nothing but wake the thread."""
+
+
+def _ignore(_news: Sequence[WaveNews]) -> None:
+    """Report nothing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -430,21 +441,6 @@ class NixlPeer:
         self._streams: set[NixlStream] = set()
         self._is_closed = False
 
-    def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
-        """Submit a wave as the port specifies.
-
-        The wave's arrays must not change until the future resolves.
-        """
-        if self._is_closed or not self._fits(wave) or not len(wave.lengths):
-            future: asyncio.Future[TransferEnd] = asyncio.get_running_loop().create_future()
-            future.set_result(
-                TransferEnd.DONE if self._fits(wave) and not self._is_closed else TransferEnd.FAILED
-            )
-            return future
-        end, begin = self.prepare(direction, self._own, wave)
-        self._thread.submit(begin)
-        return end
-
     def stream(
         self,
         blocks: Wave,
@@ -455,9 +451,25 @@ class NixlPeer:
         report: Report,
     ) -> NixlStream:
         """Start moving blocks, as the port specifies."""
-        begin = partial(self.begin, Direction.TO_WORKER, self._own)
         queue = WaveQueue(blocks, states, per_wave=per_wave)
-        stream = NixlStream(self._thread, begin, queue, clock, report)
+        return self._begun(Direction.TO_WORKER, blocks, queue, clock, report, None)
+
+    def fetch(self, blocks: Wave, *, per_wave: int, arrived: Arrived) -> NixlStream:
+        """Start moving blocks from the worker, as the port specifies."""
+        queue = WaveQueue(blocks, None, per_wave=per_wave)
+        return self._begun(Direction.FROM_WORKER, blocks, queue, time.monotonic, _ignore, arrived)
+
+    def _begun(
+        self,
+        direction: Direction,
+        blocks: Wave,
+        queue: WaveQueue,
+        clock: Callable[[], float],
+        report: Report,
+        arrived: Arrived | None,
+    ) -> NixlStream:
+        begin = partial(self.begin, direction, self._own)
+        stream = NixlStream(self._thread, begin, queue, clock, report, arrived)
         if self._is_closed or not self._fits(blocks):
             stream.fail()
         self._streams.add(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -18,7 +19,7 @@ class SubmittedStream:
 
     def __init__(
         self,
-        submit: Callable[[Direction, Wave], asyncio.Future[TransferEnd]],
+        submit: Callable[[Wave], asyncio.Future[TransferEnd]],
         queue: WaveQueue,
         clock: Callable[[], float],
         report: Callable[[Sequence[WaveNews]], None],
@@ -37,7 +38,7 @@ class SubmittedStream:
         while (taken := self._queue.take()) is not None:
             number, rows, wave = taken
             self._news.append(WaveNews(self._clock(), rows, None))
-            self._submit(Direction.TO_WORKER, wave).add_done_callback(partial(self._settle, number))
+            self._submit(wave).add_done_callback(partial(self._settle, number))
         if self._news or self._queue.is_over:
             asyncio.get_running_loop().call_soon(self._give_news)
 
@@ -73,7 +74,10 @@ class SubmittedStreams:
     polls = False
 
     def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
-        """Start moving a wave, as the port specifies."""
+        """Start moving *wave*; the future resolves once settled, and never raises. Never cancel it.
+
+        A wave of a closed arena, or with an offset outside, resolves to FAILED without touching a byte.
+        """
         raise NotImplementedError
 
     def stream(
@@ -86,4 +90,16 @@ class SubmittedStreams:
         report: Callable[[Sequence[WaveNews]], None],
     ) -> WaveStream:
         """Start moving blocks, as the port specifies."""
-        return SubmittedStream(self.submit, WaveQueue(blocks, states, per_wave=per_wave), clock, report)
+        queue = WaveQueue(blocks, states, per_wave=per_wave)
+        return SubmittedStream(partial(self.submit, Direction.TO_WORKER), queue, clock, report)
+
+    def fetch(self, blocks: Wave, *, per_wave: int, arrived: Callable[[int, int], None]) -> WaveStream:
+        """Start moving blocks from the worker, as the port specifies."""
+        queue = WaveQueue(blocks, None, per_wave=per_wave)
+
+        def report(news: Sequence[WaveNews]) -> None:
+            for _, rows, end in news:
+                if end is TransferEnd.DONE:
+                    arrived(int(rows[0]), int(rows[-1]) + 1)
+
+        return SubmittedStream(partial(self.submit, Direction.FROM_WORKER), queue, time.monotonic, report)
