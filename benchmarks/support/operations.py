@@ -5,10 +5,13 @@ from __future__ import annotations
 import select
 from typing import TYPE_CHECKING
 
+from ostraca import BlockViews
 from ostraca_cli.tools.bench.series import gb_per_s, timed
 from ostraca_cli.tools.bench.workload import DEADLINE_S, MeasureError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from ostraca import Chain
     from ostraca_cli.tools.bench.workload import Workload
     from ostraca_fabric.model.outcome import Ack
@@ -34,24 +37,48 @@ def put_slots_ahead(work: Workload, ack: Ack, *, batches: int, ahead: int) -> fl
 
     Returns GB/s until the last acknowledgement. The arena must have space for *ahead* batches.
     """
-    chains = [work.new_chain() for _ in range(batches)]
-    results: list[object] = []
+    chains = iter([work.new_chain() for _ in range(batches)])
 
     def begin() -> None:
         lease = work.volume.slots(work.blocks, lengths=work.block_bytes)
-        work.volume.submit_put_slots(chains.pop(), lease, deadline_s=DEADLINE_S, ack=ack)
+        work.volume.submit_put_slots(next(chains), lease, deadline_s=DEADLINE_S, ack=ack)
 
-    def put_all() -> None:
-        for _ in range(min(ahead, batches)):
-            begin()
-        while len(results) < batches:
+    return _gb_per_s_ahead(work, begin, work.check_put, batches=batches, ahead=ahead)
+
+
+def get_views_ahead(work: Workload, chains: Iterator[Chain], *, batches: int, ahead: int) -> float:
+    """Get stored batches as views of the arena, with *ahead* batches in flight, and release the views.
+
+    Returns GB/s until the last result. The arena must have space for one batch more.
+    """
+
+    def begin() -> None:
+        work.volume.submit_get_views(next(chains), lengths=work.block_bytes, deadline_s=DEADLINE_S)
+
+    def check(views: object) -> None:
+        if not isinstance(views, BlockViews):
+            raise MeasureError(f"the fabric did not return a stored batch: {views}")
+        with views:
+            if views.result.hits < work.blocks:
+                raise MeasureError(f"the fabric did not return a stored batch: {views.result}")
+
+    return _gb_per_s_ahead(work, begin, check, batches=batches, ahead=ahead)
+
+
+def _gb_per_s_ahead(
+    work: Workload, begin: Callable[[], None], check: Callable[[object], None], *, batches: int, ahead: int
+) -> float:
+    """Begin batches, *ahead* of them in flight, and check each result; return GB/s."""
+
+    def run() -> None:
+        begun = ended = 0
+        while ended < batches:
+            while begun < min(batches, ended + ahead):
+                begin()
+                begun += 1
             select.select([work.client], [], [])
             for done in work.client.take_completions():
-                results.append(done.result)
-                if chains:
-                    begin()
+                check(done.result)
+                ended += 1
 
-    rate = gb_per_s(batches * work.batch_bytes, put_all)
-    for result in results:
-        work.check_put(result)
-    return rate
+    return gb_per_s(batches * work.batch_bytes, run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,16 +180,17 @@ def own_workload(
     transport: str | None = None,
     capacity_bytes: int | None = None,
     batches: int = 2,
+    options: Sequence[str] = (),
 ) -> Iterator[Workload]:
-    """Run a fabric in *directory* and connect a worker meanwhile.
+    """Run a fabric in *directory*, with these *options* as well, and connect a worker meanwhile.
 
     The worker's arena has space for so many *batches*.
     """
-    options = ["--capacity", str(capacity_bytes or plan.capacity_bytes), "--dram", str(dram_bytes)]
+    chosen = ["--capacity", str(capacity_bytes or plan.capacity_bytes), "--dram", str(dram_bytes), *options]
     if transport:
-        options += ["--transport", transport]
+        chosen += ["--transport", transport]
     with (
-        running_fabric(directory, *options) as fabric,
+        running_fabric(directory, *chosen) as fabric,
         contextlib.closing(workload(plan, fabric.address, batches=batches)) as work,
     ):
         yield work
