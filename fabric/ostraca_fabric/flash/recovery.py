@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_fabric.flash.summary import PAGE, Entries, Pages, PageState, offsets_of, page_states
+from ostraca_fabric.flash.summary import PAGE, PLAIN, Entries, Pages, PageState, offsets_of, page_states
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.model.extent import ENTRIES_PER_PAGE, TAIL_SLOTS, Generation, Geometry, generation_parts
 from ostraca_fabric.model.ids import OwnerEpoch
@@ -55,6 +55,8 @@ class RecoveredAreas:
     """Invalid pages with the magic of a summary page, including pages of another shard."""
 
     entries_refused: int
+    """Entries with an impossible extent, or under a transform of a later release."""
+
     unreadable: tuple[int, ...] = ()
     """Segments with unreadable summary pages, which count as blank here. Set by the reader of the pages."""
 
@@ -104,7 +106,7 @@ def recover(superblock: Superblock, numbers: NDArray[np.intp], areas: NDArray[np
     missing = _missing(pages, is_current)
     pools = np.where(is_current, pages["pool"], np.uint64(0)).max(axis=1, initial=0)
     rows, listed = _listed(pages, is_current)
-    is_sound = _sound(geometry, numbers[rows], listed)
+    is_sound = _sound(geometry, numbers[rows], listed) & (listed["transform"] == PLAIN)
     rows, sound = rows[is_sound], listed[is_sound]
     ends = np.searchsorted(rows, np.arange(len(numbers) + 1)).tolist()
     segments = [

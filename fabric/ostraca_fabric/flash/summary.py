@@ -31,10 +31,14 @@ ENTRY = np.dtype(
         ("seed", "<u8"),  # of the tag: enough to verify the block without its identity
         ("first_page", "<u4"),  # start of the extent in the shard, in pages
         ("length", "<u4"),  # the block's own bytes
-        ("encryption", "u1", 32),
+        ("transform", "u1"),  # of the block's bytes on flash: PLAIN, the only one so far
+        ("transform_data", "u1", 31),  # key, nonce and the like
     ]
 )
 """Dtype of one committed block. ``offsets_of`` returns the extents' offsets in bytes."""
+
+PLAIN = 0
+"""Transform of bytes stored as they are."""
 
 PAGE = np.dtype(
     [

@@ -310,8 +310,8 @@ def _losses(found: ShardFinding) -> list[DriveProblem]:
         ),
         (
             refused,
-            f"{refused} entries name impossible extents",
-            "no action is needed: their blocks are misses. Ostraca did not write these entries",
+            f"{refused} entries name impossible extents, or a transform of a later release",
+            "no action is needed: their blocks are misses. This release did not write these entries",
         ),
         (
             blocks.blocks_unreadable,

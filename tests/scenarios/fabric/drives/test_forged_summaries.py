@@ -118,6 +118,23 @@ def test_entries_whose_keys_were_swapped_give_misses(tmp_path: Path) -> None:
         assert_only_damage(client)
 
 
+def test_blocks_stored_under_a_transform_of_a_later_release_are_not_found(tmp_path: Path) -> None:
+    host = FabricThread(small_plan(tmp_path / "fabric"))
+    with host, host.connect() as client:
+        put(client)
+
+    def transform_some(entries: Entries) -> None:
+        entries["transform"][::2] = 7
+
+    assert rewrite_entries(host, transform_some)
+    with host, host.connect() as client:
+        volume = volume_of(client)
+        result = volume.get(volume.chain(hashes(BLOCKS)), into=empty(BLOCKS), deadline_s=10)
+        assert 0 < result.hits < BLOCKS
+        assert set(result.reasons) == {Reason.NONE, Reason.NOT_FOUND}
+        put(client, seed=1)
+
+
 def test_a_block_listed_under_another_tenants_key_is_not_handed_over(tmp_path: Path) -> None:
     """The same volume name, engine hashes, rank and length: only the tenant differs."""
     host = FabricThread(replace(small_plan(tmp_path / "fabric"), drives=1))
