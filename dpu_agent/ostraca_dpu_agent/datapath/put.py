@@ -2,8 +2,8 @@
 
 Owners reserve space first, so that an existing block costs no transfer. The blocks for a drive are then
 processed in independent *groups*: lease staging, fetch, check against the SDK's tag, write, commit. The
-transport gives each wave to the threads that check tags, and one write takes the checked blocks of a group.
-So the event loop has a few turns per group, however many waves. No flash write of a group competes with its
+transport gives each wave to the threads that check tags, and a group is written once all of it is checked. So
+the event loop has a few turns per group, and no flash write of a group competes with its
 own fetch. A put with acknowledgement STAGED is answered when all blocks have passed the check; its groups
 continue to the commit. The data path never creates a tag: bytes without a matching SDK tag are not stored.
 Checked blocks are readable at this agent until they are committed.
@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.arrivals import Arrivals
-from ostraca_dpu_agent.datapath.flash_io import DriveIO, cut_into_waves, interleave_drives
+from ostraca_dpu_agent.datapath.flash_io import GroupWrite, cut_into_waves, interleave_drives
 from ostraca_dpu_agent.datapath.request import (
     NO_POSITIONS,
     Deadline,
@@ -304,23 +304,18 @@ class PutRun(TransferRun[Put]):
         group = MovedGroup(positions, arrivals.check.states)
         kept, staged = np.zeros(len(positions), np.bool_), self._staged_group(positions, lease)
         keep = cache_offer(self._blocks, positions, self._tags[positions], kept)
-        streams, writes = list[WaveStream](), list[DriveIO]()
+        streams, writes = list[WaveStream](), list[GroupWrite]()
         try:
             streams.append(stream := self._fetch(group, lease, arrivals))
             await self._check_group(group, stream, arrivals)
-            rows = np.flatnonzero(group.is_good)
-            context.staged.add(staged, rows)
+            context.staged.add(staged, np.flatnonzero(group.is_good))
             is_checked.set_result(None)
+            context.staging.charge_to_drive(lease, drive_id)
             reasons = np.full(len(positions), Reason.DRIVE_ERROR, np.uint8)
-            begun = self._write(drive_id, positions, arrivals.check.pieces.some(rows))
-            if isinstance(begun, Reason):
-                reasons[:] = begun
-            else:
-                writes.append(begun)
-                context.staging.charge_to_drive(lease, drive_id)
-                reasons[rows] = await self._wait_for_write(begun)
-                if not begun.is_abandoned:
-                    context.staging.end_drive_io(lease)
+            self._write(drive_id, group, arrivals.check.pieces, reasons, writes)
+            await self._wait_for_writes(reasons, writes)
+            if not any(write.is_abandoned for write in writes):
+                context.staging.end_drive_io(lease)
             context.staged.remove(staged, np.flatnonzero(reasons != Reason.NONE))
             kept[:] = await self._commit(group, reasons, writes)
         except BaseException:  # on any error, the lease must outlive all started work
@@ -402,27 +397,43 @@ class PutRun(TransferRun[Put]):
             self._note_checked(group)
         return np.sort(np.concatenate(moving))
 
-    def _write(self, drive_id: DriveId, positions: NDArray[np.intp], pieces: Pieces) -> DriveIO | Reason:
-        """Start writing good blocks of a group; return the reason if they can't be written now."""
+    def _write(
+        self,
+        drive_id: DriveId,
+        group: MovedGroup,
+        pieces: Pieces,
+        reasons: NDArray[np.uint8],
+        writes: list[GroupWrite],
+    ) -> None:
+        """Start writing the good blocks of a group, or set the reason why they can't be written now.
+
+        Each write has the size of a wave, so that a slow drive is heard often enough.
+        """
         drive = self._context.drives.get(drive_id)
-        if drive is None:
-            return Reason.DRIVE_ERROR
-        if drive.refuses_writes:
-            return Reason.DRIVE_SUSPECT
-        if self._space.has_expired(positions):  # checked last: this agent may have been suspended meanwhile
-            return Reason.EXPIRED
-        return DriveIO(drive.submit_write(pieces), drive.writes_given_up)
+        if drive is not None and drive.refuses_writes:
+            reasons[:] = Reason.DRIVE_SUSPECT
+        elif self._space.has_expired(group.positions):
+            # Checked last: this agent may have been suspended meanwhile.
+            reasons[:] = Reason.EXPIRED
+        elif drive is not None:
+            per_wave = self._context.blocks_per_wave(self._slot_bytes)
+            for rows in cut_into_waves(np.flatnonzero(group.is_good), per_wave):
+                ends = drive.submit_write(pieces.some(rows))
+                writes.append(GroupWrite(ends, drive.writes_given_up, rows=rows))
 
     @staticmethod
-    async def _wait_for_write(write: DriveIO) -> NDArray[np.uint8]:
-        """Wait for a group's write; return a Reason per block: NONE for blocks on flash."""
-        await write.wait()
-        if write.is_abandoned:
-            return np.array([Reason.DRIVE_SUSPECT], np.uint8)
-        return np.where(write.ends.result(), np.uint8(Reason.NONE), np.uint8(Reason.DRIVE_ERROR))
+    async def _wait_for_writes(reasons: NDArray[np.uint8], writes: list[GroupWrite]) -> None:
+        """Wait for a group's writes; blocks on flash get the reason NONE."""
+        for write in writes:
+            await write.wait()
+        for write in writes:
+            if write.is_abandoned:
+                reasons[write.rows] = Reason.DRIVE_SUSPECT
+            else:
+                reasons[write.rows[write.ends.result()]] = Reason.NONE
 
     async def _commit(
-        self, group: MovedGroup, reasons: NDArray[np.uint8], writes: list[DriveIO]
+        self, group: MovedGroup, reasons: NDArray[np.uint8], writes: list[GroupWrite]
     ) -> NDArray[np.bool_]:
         """Commit the written good blocks of a group; return which are committed.
 
@@ -432,8 +443,10 @@ class PutRun(TransferRun[Put]):
         has_failed = is_good & (reasons != Reason.NONE)
         if has_failed.any():
             self._outcomes.set(positions[has_failed], PutState.DECLINED, reasons[has_failed])
-            if not any(write.is_abandoned for write in writes):
-                self._space.release(positions[has_failed], may_land=bool(writes))
+            may_change = has_failed.copy()
+            for write in writes:
+                may_change[write.rows] &= not write.is_abandoned
+            self._space.release(positions[may_change], may_land=bool(writes))
         chosen = positions[is_good & ~has_failed]
         if self._space.has_expired(chosen):
             self._outcomes.set(chosen, PutState.DECLINED, Reason.EXPIRED)

@@ -17,6 +17,7 @@ from tests.support.agent.assembly import (
     until,
 )
 
+from ostraca_dpu_agent.datapath.put import PutRun
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.tables.digests import TagCheck
 
@@ -39,7 +40,7 @@ async def test_waves_of_a_group_are_written_and_committed_together() -> None:
         fabric.drive.asked.clear()
         assert put_states(await fabric.put(worker, range(4))) == [PutState.COMMITTED] * 4
         assert len(worker.arena.moved) == 4
-        assert fabric.drive.asked == ["write"] * 2
+        assert fabric.drive.asked == ["write"] * 5
         assert fabric.shard.core.counters.summary_writes == before + 1
         assert get_states(await fabric.get(fabric.worker(), range(4))) == [BlockState.HIT] * 4
         await fabric.at_rest()
@@ -110,14 +111,14 @@ async def test_memory_of_a_group_is_in_use_until_its_write_has_ended_also_after_
         await fabric.recorded()
         fabric.drive.holds_writes = True
 
-        def crash(*_lease: object) -> None:
+        async def crash(*_writes: object) -> None:
             raise AssertionError("a bug")
 
-        monkeypatch.setattr(staging, "charge_to_drive", crash)
+        monkeypatch.setattr(PutRun, "_wait_for_writes", crash)
         putting = asyncio.create_task(fabric.put(worker, range(4), deadline_s=SOON_S))
-        await until(lambda: len(fabric.drive.held) == 1)
+        await until(lambda: len(fabric.drive.held) == 4)
         assert put_states(await putting) == [PutState.LATE] * 4
-        assert staging.held_bytes == 4 * SLOT_BYTES, "a write is under way"
+        assert staging.held_bytes == 4 * SLOT_BYTES, "writes are under way"
         fabric.drive.let_go()
         await until(lambda: staging.held_bytes == 0)
 
