@@ -18,6 +18,9 @@ from pathlib import Path
 from ostraca_cli.terminal.streams import READY
 from ostraca_fabric.errors import ConnectError
 
+_PATIENT = ("--set", "health.file_overdue_s=30", "--set", "health.file_write_overdue_s=30")
+"""A disk that stalls for seconds is slow: its figures are low, and no drive is given up."""
+
 _READY_S = 60.0
 _STOP_S = 30.0
 _ADDRESSES = re.compile(re.escape(READY) + r"ostraca\.connect\((?P<listed>.*)\)  # ")
@@ -44,7 +47,7 @@ def running_fabric(
     environment: Mapping[str, str] | None = None,
     program: str = "ostraca_cli",
 ) -> Iterator[FabricProcess]:
-    """Run ``ostraca up --dir DIRECTORY OPTIONS`` meanwhile.
+    """Run ``ostraca up --dir DIRECTORY OPTIONS`` meanwhile, with patience for slow disks.
 
     The log is ``up.log`` in the directory. The command begins with *inside*; *environment* extends the
     environment of this process; *program* is the module to run as ``ostraca``. Raises ConnectError, with the
@@ -52,7 +55,7 @@ def running_fabric(
     """
     directory.mkdir(parents=True, exist_ok=True)
     log = directory / "up.log"
-    command = [*inside, sys.executable, "-m", program, "up", "--dir", str(directory), *options]
+    command = [*inside, sys.executable, "-m", program, "up", "--dir", str(directory), *_PATIENT, *options]
     everything = os.environ | dict(environment or {})
     with log.open("wb") as stderr:
         # Own session: Ctrl-C at the terminal ends this process only, which then stops the fabric in order.
