@@ -1,17 +1,25 @@
 """End-to-end runs of `ostraca bench`; the figures mean nothing."""
 
+import contextlib
 import json
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.support.fabric.faulty_drive import BLOCK_BYTES, Fault, FaultyDrive
 
 from ostraca_cli.program import main
+from ostraca_cli.testing import FabricThread, small_plan
 from ostraca_cli.tools.bench.fabric import running_fabric
 from ostraca_cli.tools.bench.limits import DirectFile, Memcpy
 from ostraca_cli.tools.bench.raw_pair import raw_pair
+from ostraca_cli.tools.bench.workload import Workload
 from ostraca_fabric.errors import ConnectError
+from ostraca_fabric.model.outcome import Ack
 from ostraca_fabric.nixl.runtime import package
+from ostraca_fabric.ports.drive import Drive
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -68,6 +76,30 @@ def test_memory_is_copied_at_some_rate() -> None:
     memcpy = Memcpy(blocks=4, block_bytes=64 * KIB)
     assert memcpy.turn() > 0
     memcpy.close()
+
+
+def test_a_staged_put_ends_after_its_commit_so_that_puts_do_not_pile_up(tmp_path: Path) -> None:
+    drives: list[FaultyDrive] = []
+
+    def faulty(drive: Drive) -> FaultyDrive:
+        drives.append(FaultyDrive(drive, is_file=True))
+        return drives[-1]
+
+    with (
+        FabricThread(small_plan(tmp_path), wrap_drive=faulty) as fabric,
+        contextlib.closing(Workload(fabric.addresses[0], blocks=4, block_bytes=BLOCK_BYTES)) as work,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        for drive in drives:
+            fabric.call_soon(partial(setattr, drive, "fault", Fault.WRITE_HANGS))
+        put = pool.submit(work.put, Ack.STAGED)
+        try:
+            with pytest.raises(TimeoutError):
+                put.result(timeout=0.3)
+        finally:
+            for drive in drives:
+                fabric.call_soon(drive.mend)
+        assert put.result(timeout=20) > 0
 
 
 @pytest.mark.slow
