@@ -1,8 +1,8 @@
-"""Blocks of a put that arrive in staging, checked as they arrive.
+"""Check of a put's blocks on arrival in staging.
 
-A transport gives each wave to ``Arrivals``, in the transport's thread. Threads of the data path check the
-tags. The event loop hears once, of the last check. So a group of a put costs the loop the same for one wave
-and for many.
+A transport reports each wave to ``Arrivals``, in the transport's thread. Threads of the data path check the
+tags. The event loop hears once, after the last check. So a group of a put costs the loop the same for a
+single wave and for many.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ log = logging.getLogger(__name__)
 
 
 class Arrivals:
-    """Blocks that arrive in their slots."""
+    """Blocks on their way into slots of staging."""
 
     def __init__(self, check: TagCheck, checkers: Executor) -> None:
-        """Expect the blocks of *check*, on the running loop. *checkers* run the checks.
+        """Expect the blocks of *check*, on the running loop; *checkers* run the checks.
 
-        The columns and their memory must not change until ``checked``.
+        The columns and their memory must not change until ``checked`` is done.
         """
         self.check = check
         """States: PENDING before the check, then GOOD or DAMAGED."""
 
         self.checked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done once no block will arrive, and all that have arrived are checked. Never raises."""
+        """Done once no block will arrive, and all arrived blocks are checked. Never raises."""
 
         self._checkers = checkers
         self._loop = asyncio.get_running_loop()
@@ -39,15 +39,20 @@ class Arrivals:
         """Waves to check, plus one while waves may arrive."""
 
     def arrive(self, first: int, last: int) -> None:
-        """Take the blocks from *first* to before *last*, which lie in their slots. Call in any thread."""
+        """Check the blocks from *first* to before *last* in staging. Call in any thread.
+
+        After a shutdown of the checkers, the blocks stay unchecked.
+        """
         with self._counting:
             self._unchecked += 1
         rows = slice(first, last)
-        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 (the public function raises elsewhere)
-            self._loop.run_in_executor(self._checkers, self._run, rows)
-        else:
-            with contextlib.suppress(RuntimeError):  # the agent has stopped: no caller waits
+        try:
+            if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 (the public function raises elsewhere)
+                self._loop.run_in_executor(self._checkers, self._run, rows)
+            else:
                 self._checkers.submit(self._run, rows)
+        except RuntimeError:  # the agent has stopped: no check will run
+            self.end()
 
     def end(self) -> None:
         """Expect no other block. Call once, in any thread."""
@@ -59,11 +64,14 @@ class Arrivals:
                 self._loop.call_soon_threadsafe(self._note_checked)
 
     def _run(self, rows: slice) -> None:
-        """Check blocks, and zero the rest of each block's last page."""
+        """Zero the rest of each block's last page, then check the blocks.
+
+        So a block noted as GOOD has no foreign bytes behind the end. A tag covers only the block's own bytes.
+        """
         try:
             check = self.check
-            check.run(rows)
             blank_rests(check.pieces.memory, check.pieces.memory_offsets[rows], check.lengths[rows])
+            check.run(rows)
         except Exception:
             log.exception("a check of blocks crashed; this is a bug in Ostraca")
         finally:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from tests.support.agent.assembly import (
     SETTINGS,
@@ -17,14 +19,24 @@ from tests.support.agent.assembly import (
     until,
 )
 
+from ostraca_dpu_agent.datapath.arrivals import Arrivals
 from ostraca_dpu_agent.datapath.put import PutRun
+from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
-from ostraca_fabric.tables.digests import TagCheck
+from ostraca_fabric.tables.digests import PieceState, TagCheck, tags_of
 
 SOON_S = 0.1
 GROUPED = replace(
     SETTINGS, flow=replace(SETTINGS.flow, wave_bytes=SLOT_BYTES, put_group_bytes=4 * SLOT_BYTES)
 )
+
+
+def check_of_two_pages() -> TagCheck:
+    memory = np.zeros(2 * PAGE_BYTES, np.uint8)
+    offsets, lengths = np.array([0, PAGE_BYTES], np.int64), np.full(2, PAGE_BYTES, np.uint32)
+    seeds = np.arange(2, dtype=np.uint64)
+    pieces = Pieces(memory, offsets, offsets, lengths)
+    return TagCheck(pieces, lengths, seeds, tags_of(memory, offsets, lengths, seeds))
 
 
 async def test_waves_of_a_group_are_written_and_committed_together() -> None:
@@ -137,3 +149,18 @@ async def test_blocks_whose_check_crashes_are_not_stored_and_the_log_says_so(
         assert reasons_of(await fabric.put(worker, range(4))) == [Reason.TRANSFER_FAILED] * 4
         assert "a check of blocks crashed" in caplog.text
         await fabric.at_rest()
+
+
+@pytest.mark.parametrize("is_in_a_thread", [False, True])
+async def test_blocks_that_arrive_after_the_checkers_stop_stay_unchecked(*, is_in_a_thread: bool) -> None:
+    checkers = ThreadPoolExecutor(1)
+    checkers.shutdown()
+    arrivals = Arrivals(check_of_two_pages(), checkers)
+    if is_in_a_thread:
+        await asyncio.to_thread(arrivals.arrive, 0, 2)
+    else:
+        arrivals.arrive(0, 2)
+    assert not arrivals.checked.done(), "more blocks may arrive"
+    arrivals.end()
+    await until(arrivals.checked.done)
+    assert arrivals.check.states.tolist() == [PieceState.PENDING] * 2
