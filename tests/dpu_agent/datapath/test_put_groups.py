@@ -21,6 +21,7 @@ from tests.support.agent.assembly import (
 
 from ostraca_dpu_agent.datapath.arrivals import Arrivals
 from ostraca_dpu_agent.datapath.put import PutRun
+from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.tables.digests import PieceState, TagCheck, tags_of
@@ -101,6 +102,8 @@ async def test_a_put_that_is_over_stores_what_was_checked_and_leaves_its_memory_
         await fabric.at_rest()
         assert worker.settled == [done.request]
         assert fabric.shard.core.counts().blocks_committed == 1
+        tally = fabric.context.counters.tallies["put"]
+        assert (tally.of(PutState.COMMITTED), tally.of(PutState.LATE)) == (1, 3)
 
 
 async def test_the_space_of_a_group_that_can_t_be_fetched_comes_back() -> None:
@@ -112,6 +115,34 @@ async def test_the_space_of_a_group_that_can_t_be_fetched_comes_back() -> None:
         await until(lambda: fabric.shard.core.counts().reservations == 0)
         await fabric.at_rest()
         assert fabric.context.staging.held_bytes == 0
+
+
+async def test_a_drive_that_becomes_suspect_during_a_fetch_stores_no_block_of_the_group() -> None:
+    settings = replace(GROUPED, health=replace(GROUPED.health, suspect_faults=1))
+    async with assembled(settings) as fabric:
+        worker = fabric.worker()
+        await fabric.ready()
+        worker.arena.is_held = True
+        putting = asyncio.create_task(fabric.put(worker, range(4)))
+        await until(lambda: len(worker.arena.held) == 2)
+        drive = fabric.context.drives[fabric.drive.id]
+        assert isinstance(drive, GuardedDrive)
+        drive.note_damage(0)
+        worker.arena.let_go()
+        assert reasons_of(await putting) == [Reason.DRIVE_SUSPECT] * 4
+        await fabric.at_rest()
+
+
+async def test_the_space_of_a_write_that_was_given_up_stays_reserved() -> None:
+    settings = replace(GROUPED, health=replace(GROUPED.health, overdue_s=0.1, write_overdue_s=0.1))
+    async with assembled(settings) as fabric:
+        await fabric.ready()
+        fabric.drive.holds_writes = True
+        done = await fabric.put(fabric.worker(), range(4))
+        assert reasons_of(done) == [Reason.DRIVE_SUSPECT] * 4
+        assert fabric.shard.core.counts().reservations == 4, "the writes may land yet"
+        fabric.drive.let_go()
+        await until(lambda: fabric.context.staging.held_bytes == 0)
 
 
 async def test_memory_of_a_group_is_in_use_until_its_write_has_ended_also_after_a_crash(

@@ -173,6 +173,7 @@ async def test_a_block_with_a_wrong_tag_is_never_readable() -> None:
 async def test_the_slots_of_a_put_stay_until_the_last_reader_has_ended(cache_bytes: int) -> None:
     async with staged(range(2), with_cache(cache_bytes)) as fabric:
         staging, readers = fabric.context.staging, [fabric.worker(), fabric.worker()]
+        assert staging.quarantined_bytes == 0, "no transfer is under way"
         for reader in readers:
             reader.arena.is_held = True
         getting = [asyncio.create_task(fabric.get(reader, range(2))) for reader in readers]
