@@ -86,6 +86,10 @@ class FlowSettings:
     """Approximate size of a wave, the unit of transfer: large enough for little overhead, small enough that
     transfer and verification overlap."""
 
+    get_part_bytes: int = 64 * MIB
+    """Blocks of a get that hold staging and are read from a drive together. Each part costs the event loop a
+    few turns. At most an eighth of staging, apart from a single wave."""
+
     put_group_bytes: int = 32 * MIB
     """Blocks of a put that hold staging and are committed together. Each group costs the shard owner an
     answer and a summary write."""
@@ -94,8 +98,8 @@ class FlowSettings:
     """Concurrent waves of one request from the cache, or groups of a put."""
 
     reads_ahead: int = 16
-    """Waves of one request to read from flash at once. Its drives share them evenly, in parts of four waves,
-    with at least one part for each drive."""
+    """Waves of one request to read from flash at once. Its drives share them evenly, with at least one part
+    for each drive."""
 
     exists_within_s: float = 0.05
     """Wait of a put, while earlier placement epochs are live, for answers whether blocks exist there. If an
@@ -123,7 +127,13 @@ class FlowSettings:
     def __post_init__(self) -> None:
         """Refuse limits without any capacity."""
         check_one_at_least(
-            self, "wave_bytes", "put_group_bytes", "waves_ahead", "reads_ahead", "requests_max"
+            self,
+            "wave_bytes",
+            "get_part_bytes",
+            "put_group_bytes",
+            "waves_ahead",
+            "reads_ahead",
+            "requests_max",
         )
         check_above_zero(self, "space_retry_s")
         if self.waiting_puts_max < 0:

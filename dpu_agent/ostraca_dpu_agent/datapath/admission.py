@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import exp2
 from typing import Final
@@ -131,12 +132,16 @@ class Load:
 class LatencyEstimator:
     """Load queues of an agent."""
 
-    def __init__(self, wave_bytes: int) -> None:
-        """Begin unmeasured; loads are read in waves of *wave_bytes*, moved in turn."""
+    def __init__(self, wave_bytes: int, lock: AbstractContextManager[object] | None = None) -> None:
+        """Begin unmeasured; loads are read in waves of *wave_bytes*, moved in turn.
+
+        *lock* protects the queues of workers, if moves start and end in several threads.
+        """
         self._wave_bytes = wave_bytes
         self.drives: defaultdict[DriveId, LoadQueue] = defaultdict(LoadQueue)
         self._worker_queues: WeakKeyDictionary[Hashable, LoadQueue] = WeakKeyDictionary()
         self.estimates = EstimateCounters()
+        self.lock = nullcontext() if lock is None else lock
 
     def worker_queue(self, worker: Hashable) -> LoadQueue:
         """Return the queue to a worker, kept as long as the worker."""
@@ -247,11 +252,12 @@ class GetAdmission:
         if waves == 1 and not self._recompute_s > 0:
             return True
         load = Load({}, int(self._lengths[is_here].sum()))
-        if self._worth_s(int(np.count_nonzero(is_here)), load) is None:
-            return False
-        if waves > 1:
-            self._booking.add(self._worker_queue, load.load_bytes)
-        return True
+        with self._estimator.lock:
+            if self._worth_s(int(np.count_nonzero(is_here)), load) is None:
+                return False
+            if waves > 1:
+                self._booking.add(self._worker_queue, load.load_bytes)
+            return True
 
     def admit(
         self, locations: BlockLocations, positions: NDArray[np.intp], *, at_once: int
@@ -263,6 +269,12 @@ class GetAdmission:
         """
         if len(positions) <= at_once and not self._recompute_s > 0:
             return positions
+        with self._estimator.lock:
+            return self._admit(locations, positions, at_once)
+
+    def _admit(
+        self, locations: BlockLocations, positions: NDArray[np.intp], at_once: int
+    ) -> NDArray[np.intp]:
         load = Load(locations.bytes_by_drive(positions), self._bytes(positions))
         estimate_s = self._worth_s(len(positions), load)
         while estimate_s is None:
@@ -285,29 +297,31 @@ class GetAdmission:
 
     def start_read(self, drive: DriveId, lengths: NDArray[np.uint32]) -> None:
         """Remove a started read from the bookings."""
-        if self._booking:
-            self._booking.take(self._estimator.drives[drive], int(lengths.sum()))
+        with self._estimator.lock:
+            if self._booking:
+                self._booking.take(self._estimator.drives[drive], int(lengths.sum()))
 
     def start_move(self, at_s: float, positions: NDArray[np.intp]) -> None:
-        """Count a move started at *at_s*."""
-        if self._is_over:
-            return
+        """Count a move started at *at_s*. Call in any thread."""
         moved_bytes = self._bytes(positions)
-        self._booking.take(self._worker_queue, moved_bytes)
-        self._worker_queue.begin(at_s, moved_bytes)
-        self._moving_bytes += moved_bytes
+        with self._estimator.lock:
+            if not self._is_over:
+                self._booking.take(self._worker_queue, moved_bytes)
+                self._worker_queue.begin(at_s, moved_bytes)
+                self._moving_bytes += moved_bytes
 
     def cancel_move(self, positions: NDArray[np.intp]) -> None:
         """Remove moves that will not happen from the bookings."""
-        self._booking.take(self._worker_queue, self._bytes(positions))
+        with self._estimator.lock:
+            self._booking.take(self._worker_queue, self._bytes(positions))
 
     def end_move(self, at_s: float, positions: NDArray[np.intp]) -> None:
-        """Measure a move that has ended at *at_s*, with any result."""
-        if self._is_over:
-            return
+        """Measure a move that has ended at *at_s*, with any result. Call in any thread."""
         moved_bytes = self._bytes(positions)
-        self._worker_queue.end(at_s, moved_bytes)
-        self._moving_bytes -= moved_bytes
+        with self._estimator.lock:
+            if not self._is_over:
+                self._worker_queue.end(at_s, moved_bytes)
+                self._moving_bytes -= moved_bytes
 
     def end_loads(self) -> None:
         """Note the end of all flash loads; compare with the estimate if complete."""
@@ -318,9 +332,10 @@ class GetAdmission:
 
     def close(self) -> None:
         """Note the answer: no step begins, and unfinished moves are ignored."""
-        self._is_over = True
-        self._worker_queue.abandon(self._moving_bytes)
-        self._booking.close()
+        with self._estimator.lock:
+            self._is_over = True
+            self._worker_queue.abandon(self._moving_bytes)
+            self._booking.close()
 
     def _worth_s(self, blocks: int, load: Load) -> float | None:
         """Return the estimated time of a load; None if recomputing is faster."""

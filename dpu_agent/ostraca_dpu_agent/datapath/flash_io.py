@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from ostraca_fabric.model.extent import Pieces, whole_pages
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.runtime.tasks import until_done
 from ostraca_fabric.tables.digests import TagCheck
 
 _Wave = TypeVar("_Wave")
@@ -63,11 +64,8 @@ class DriveIO:
 
     async def wait(self) -> None:
         """Wait until the I/O has ended or is abandoned by the drive."""
-        futures: list[asyncio.Future[Any]] = [self.ends]
-        if self.given_up is not None:
-            futures.append(self.given_up)
         while not self.is_over():
-            await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
+            await (until_done(self.ends) if self.given_up is None else until_done(self.ends, self.given_up))
 
 
 @dataclass(slots=True, eq=False)

@@ -1,8 +1,9 @@
 """A get: blocks from staging, the DRAM cache or flash into the worker's arena.
 
-Blocks on flash are planned once, in columns. Each part of the plan, up to 32 MiB of a drive, leases staging
-and is read as a whole. A stream moves verified blocks to the worker while the read advances, and reports
-waves in batches. So the event loop has a few turns per part, however many waves and blocks. At the deadline
+Blocks on flash are planned once, in columns. Each part of the plan, up to 64 MiB of a drive, leases staging
+and is read as a whole. A stream moves verified blocks to the worker while the read advances. The stream's
+thread tells the worker of delivered blocks, and the event loop decides them at the end. So the loop has a
+few turns per part, however many waves and blocks. At the deadline
 the request is answered with the delivered blocks. The answer names slots with unsettled transfers;
 ``Settled`` follows once all have settled.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -29,13 +30,12 @@ from ostraca_dpu_agent.datapath.flash_io import (
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations
 from ostraca_dpu_agent.datapath.request import (
     NO_POSITIONS,
-    PART_WAVES,
     Deadline,
     RequestContext,
     TransferRun,
     WorkerConnection,
     cache_offer,
-    wait_for_all,
+    run_all,
 )
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
@@ -44,6 +44,7 @@ from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.ports.transport import TransferEnd, WaveNews, WaveStream
+from ostraca_fabric.runtime.tasks import until_done
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Get, GetDone, GetProgress
@@ -81,9 +82,14 @@ class MovedPart:
     count_hits: Callable[[int], None]
     """Counts delivered blocks."""
 
+    told: list[NDArray[np.intp]] = field(default_factory=list)
+    """Rows of delivered blocks known to the worker, and not yet decided."""
 
-def _joined(rows: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
-    return rows[0] if len(rows) == 1 else np.concatenate(rows)
+
+def _rows(news: Sequence[WaveNews], *ends: TransferEnd | None) -> NDArray[np.intp]:
+    """Return the rows of the waves with one of these ends."""
+    found = [rows for _, rows, end in news if end in ends]
+    return found[0] if len(found) == 1 else np.concatenate((NO_POSITIONS, *found))
 
 
 class GetRun(TransferRun[Get]):
@@ -109,8 +115,8 @@ class GetRun(TransferRun[Get]):
         """Blocks that left staging or the cache before their wave's turn."""
         self._undecided = len(self._blocks)
         """Blocks without a final outcome."""
-        self._last_wave = (b"", b"")
-        """Positions and tags of the last waves, which are part of the answer."""
+        self._last_waves: list[tuple[bytes, bytes]] = []
+        """Positions and tags of delivered blocks that the worker hears of by the answer."""
         self._streams: dict[WaveStream, MovedPart] = {}
         """Streams that have not ended."""
         self._admission = GetAdmission(
@@ -135,7 +141,7 @@ class GetRun(TransferRun[Get]):
             self._request.request,
             *self._outcomes.encode(),
             unsettled.astype(codec.U32).tobytes(),
-            *self._last_wave,
+            *map(b"".join, zip(*self._last_waves, strict=True) if self._last_waves else ((), ())),
         )
 
     def _record(self, operation: str) -> None:
@@ -153,12 +159,10 @@ class GetRun(TransferRun[Get]):
             self._in_memory.extend(found)
         else:
             self._decide(np.flatnonzero(is_here), BlockState.DECLINED, Reason.TOO_SLOW)
-        lanes = min(max(1, context.settings.waves_ahead // PART_WAVES), len(self._in_memory))
-        in_memory = [context.tasks.spawn(self._memory_lane()) for _ in range(lanes)]
-        try:
-            await self._load_from_flash(~is_here)
-        finally:
-            await wait_for_all(in_memory)
+        lanes = min(context.parts_at_once(context.settings.waves_ahead), len(self._in_memory))
+        await run_all(
+            context.tasks, [*(self._memory_lane() for _ in range(lanes)), self._load_from_flash(~is_here)]
+        )
         if self._is_gone.any():
             await self._load_from_flash(self._is_gone)
 
@@ -166,8 +170,10 @@ class GetRun(TransferRun[Get]):
         return -(-len(part.rows) // self._context.blocks_per_wave(part.slot_bytes))
 
     def _stop_streams(self) -> NDArray[np.intp]:
-        """Begin no further wave; return the blocks of unsettled waves."""
+        """Begin no further wave; return the blocks of unsettled waves. Delivered blocks count."""
         moving = [part.positions[stream.stop()] for stream, part in self._streams.items()]
+        for stream, part in self._streams.items():
+            self._decide_delivered(part, stream.take_news(), is_last=True)
         return np.sort(np.concatenate(moving)) if moving else NO_POSITIONS
 
     async def _load_from_flash(self, wanted: NDArray[np.bool_]) -> None:
@@ -176,17 +182,13 @@ class GetRun(TransferRun[Get]):
         if not wanted.any():
             return
         locations = NO_LOCATIONS
-        parts: list[asyncio.Task[None]] = []
         try:
             locations = await self._locate(wanted)
             plan = self._admit(locations)
-            queues = interleave_drives(plan.queues, lanes=context.settings.reads_ahead // PART_WAVES)
-            parts.extend(context.tasks.spawn(self._lane(plan, *queue)) for queue in queues)
+            queues = interleave_drives(plan.queues, lanes=context.parts_at_once(context.settings.reads_ahead))
+            await run_all(context.tasks, [self._lane(plan, *queue) for queue in queues])
         finally:
-            try:
-                await wait_for_all(parts)
-            finally:
-                context.locator.release(locations)
+            context.locator.release(locations)
         self._admission.end_loads()
 
     def _find_staged(self, is_here: NDArray[np.bool_]) -> list[StagedWave]:
@@ -372,10 +374,10 @@ class GetRun(TransferRun[Get]):
                 context.staging.end_drive_io(lease)
             read.states = stream.freeze()
             self._note_lost(plan, moved.positions, read)
-            await asyncio.wait((stream.ended,))
+            await until_done(stream.ended)
         except BaseException:  # on any error, the lease must outlive all started work
             await self._outlive(streams)
-            await asyncio.wait((read.ends,))
+            await until_done(read.ends)
             raise
 
     def _note_lost(self, plan: ReadPlan, positions: NDArray[np.intp], read: PartRead) -> None:
@@ -393,7 +395,7 @@ class GetRun(TransferRun[Get]):
         """Deliver blocks in memory."""
         stream = self._stream(part, lease, None)
         try:
-            await asyncio.wait((stream.ended,))
+            await until_done(stream.ended)
         except BaseException:
             await self._outlive([stream])
             raise
@@ -403,7 +405,7 @@ class GetRun(TransferRun[Get]):
         """Stop streams, and wait for their ends."""
         for stream in streams:
             stream.stop()
-            await asyncio.wait((stream.ended,))
+            await until_done(stream.ended)
 
     def _stream(self, part: MovedPart, lease: StagingLease, states: NDArray[np.uint8] | None) -> WaveStream:
         """Begin to move the slots of a lease into the arena; with *states*, as blocks become GOOD."""
@@ -420,41 +422,60 @@ class GetRun(TransferRun[Get]):
             per_wave=self._context.blocks_per_wave(lease.slot_bytes),
             clock=self._context.clock,
             report=partial(self._note, part),
+            tell=partial(self._tell, part),
         )
         self._streams[stream] = part
-        stream.ended.add_done_callback(lambda _: self._streams.pop(stream))
+        stream.ended.add_done_callback(partial(self._end_stream, stream))
         return stream
 
-    def _note(self, part: MovedPart, news: Sequence[WaveNews]) -> None:
-        """Note news of waves, and report delivered blocks to the worker.
+    def _end_stream(self, stream: WaveStream, _: asyncio.Future[None]) -> None:
+        part = self._streams.pop(stream)
+        if part.told and not self._deadline.is_over():
+            self._decide_delivered(part, ())
 
-        All waves of the news count as one move, since each costs the event loop as much as many.
-        """
-        begun = [rows for _, rows, end in news if end is None]
-        if begun:
-            self._admission.start_move(news[0].at_s, part.positions[_joined(begun)])
-        settled = [each for each in news if each.end is not None]
-        if not settled:
-            return
-        rows = _joined([each.rows for each in settled])
-        positions = part.positions[rows]
-        self._admission.end_move(news[-1].at_s, positions)
-        if self._deadline.is_over():
-            return
-        lost = [each.rows for each in settled if each.end is TransferEnd.FAILED]
-        if lost:
-            self._decide(part.positions[_joined(lost)], BlockState.MISS, Reason.TRANSFER_FAILED)
-            rows = _joined([NO_POSITIONS, *(each.rows for each in settled if each.end is TransferEnd.DONE)])
-            positions = part.positions[rows]
-        if not len(rows):
-            return
-        self._decide(positions, BlockState.HIT, Reason.NONE)
-        part.count_hits(len(rows))
-        progress = positions.astype(codec.U32).tobytes(), part.tags[rows].tobytes()
-        if self._undecided:
-            self._worker.send(GetProgress(self._request.request, *progress))
-        else:
-            self._last_wave = progress
+    def _tell(self, part: MovedPart, news: Sequence[WaveNews]) -> bool:
+        """Report delivered blocks to the worker, in any thread; return whether the worker knows."""
+        rows = _rows(news, TransferEnd.DONE)
+        if len(rows) and not self._worker.send_here(self._progress(part, rows)):
+            return False
+        self._measure_moves(part, news)
+        part.told.append(rows)
+        return True
+
+    def _progress(self, part: MovedPart, rows: NDArray[np.intp]) -> GetProgress:
+        positions = part.positions[rows].astype(codec.U32).tobytes()
+        return GetProgress(self._request.request, positions, part.tags[rows].tobytes())
+
+    def _measure_moves(self, part: MovedPart, news: Sequence[WaveNews]) -> None:
+        """Count all waves of the news as one move: each costs the caller as much as many."""
+        begun, settled = _rows(news, None), _rows(news, TransferEnd.DONE, TransferEnd.FAILED)
+        if len(begun):
+            self._admission.start_move(news[0].at_s, part.positions[begun])
+        if len(settled):
+            self._admission.end_move(news[-1].at_s, part.positions[settled])
+
+    def _note(self, part: MovedPart, news: Sequence[WaveNews]) -> None:
+        """Note news of waves, and report delivered blocks to the worker."""
+        self._measure_moves(part, news)
+        if not self._deadline.is_over():
+            self._decide_delivered(part, news)
+
+    def _decide_delivered(self, part: MovedPart, news: Sequence[WaveNews], *, is_last: bool = False) -> None:
+        """Decide the blocks of settled waves, and report those not told: by the answer if *is_last*."""
+        lost, rows = _rows(news, TransferEnd.FAILED), _rows(news, TransferEnd.DONE)
+        if len(lost):
+            self._decide(part.positions[lost], BlockState.MISS, Reason.TRANSFER_FAILED)
+        delivered = np.concatenate((*part.told, rows)) if part.told else rows
+        part.told.clear()
+        if len(delivered):
+            self._decide(part.positions[delivered], BlockState.HIT, Reason.NONE)
+            part.count_hits(len(delivered))
+        if len(rows):
+            progress = self._progress(part, rows)
+            if is_last or not self._undecided:
+                self._last_waves.append((progress.positions, progress.tags))
+            else:
+                self._worker.send(progress)
 
     def _decide(
         self, positions: NDArray[np.intp], state: BlockState, reasons: Reason | NDArray[np.uint8]

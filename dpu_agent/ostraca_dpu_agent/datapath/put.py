@@ -43,6 +43,7 @@ from ostraca_fabric.model.extent import Pieces, whole_pages
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Ack, PutState, Reason
 from ostraca_fabric.ports.transport import WaveStream
+from ostraca_fabric.runtime.tasks import until_done
 from ostraca_fabric.tables.digests import PieceState, TagCheck
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
@@ -153,7 +154,7 @@ class PutRun(TransferRun[Put]):
         try:
             lanes = self._lanes(await self._reserve())
             retrying = context.tasks.spawn(self._retry_busy(lanes))
-            await asyncio.wait([retrying])
+            await until_done(retrying)
             await wait_for_all([*lanes, retrying])
         finally:
             committed_bytes = int(self._blocks.lengths[self._outcomes.states == PutState.COMMITTED].sum())
@@ -321,10 +322,10 @@ class PutRun(TransferRun[Put]):
         except BaseException:  # on any error, the lease must outlive all started work
             for each in streams:
                 each.stop()
-                await asyncio.wait([each.ended])
-                await asyncio.wait([arrivals.checked])
+                await until_done(each.ended)
+                await until_done(arrivals.checked)
             for write in writes:
-                await asyncio.wait([write.ends])
+                await until_done(write.ends)
             raise
         finally:
             context.staged.remove(staged)
@@ -374,7 +375,7 @@ class PutRun(TransferRun[Put]):
 
         After the end of the request, no further block may be stored.
         """
-        await asyncio.wait([arrivals.checked])
+        await until_done(arrivals.checked)
         del self._moving[stream]
         if not self._deadline.is_over():
             self._note_checked(group)

@@ -8,8 +8,9 @@ step.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
 from functools import cached_property
@@ -51,9 +52,6 @@ _TransferRequest = TypeVar("_TransferRequest", bound="Get | Put")
 
 _CHECK_THREADS = 2
 
-PART_WAVES = 4
-"""Waves' bytes in a part of a request, the unit of reads."""
-
 NO_POSITIONS = np.empty(0, np.intp)
 
 _KINDS = {
@@ -89,6 +87,9 @@ class WorkerConnection(Holder, Protocol):
 
     def send(self, message: GetProgress | Settled) -> None:
         """Send a message; a lost connection loses the message."""
+
+    def send_here(self, message: GetProgress) -> bool:
+        """Send a message at once, from any thread; return whether it was sent."""
 
 
 class RequestBlocks:
@@ -145,25 +146,31 @@ class Deadline:
 
         Raises the exception of any task.
         """
-        waiting = set(tasks)
-        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting, loop = set(tasks), asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+
+        def be_over() -> None:
+            if not over.done():
+                over.set_result(None)
 
         def ended(task: asyncio.Future[Any]) -> None:
             waiting.discard(task)
             has_crashed = not task.cancelled() and task.exception() is not None
-            if not over.done() and (not waiting or has_crashed or task is self.stopped):
-                over.set_result(None)
+            if not waiting or has_crashed or task is self.stopped:
+                be_over()
 
         for task in (*waiting, self.stopped):
             task.add_done_callback(ended)
+        timer = loop.call_later(self.left_s, be_over)
         try:
             if waiting:
-                await asyncio.wait((over,), timeout=self.left_s)
+                await over
             for task in tasks:
                 if task.done():
                     task.result()
         finally:
             self._is_over = True
+            timer.cancel()
             self.stopped.remove_done_callback(ended)
 
 
@@ -279,7 +286,7 @@ class RequestContext:
         self._membership = membership
         self.staged = StagedBlocks()
         self.locator = Locator(agent, owners, drives)
-        self.estimator = LatencyEstimator(settings.flow.wave_bytes)
+        self.estimator = LatencyEstimator(settings.flow.wave_bytes, threading.Lock())
         self.reader = PartReader(staging, drives, self.estimator, clock)
         self.counters = DataPathCounters(
             staging.cache.prefetched, self.estimator.estimates, lambda: self.locator.found_earlier
@@ -334,12 +341,13 @@ class RequestContext:
         return max(1, min(self.settings.put_group_bytes, self.staging.put_bytes_max) // slot_bytes)
 
     def blocks_per_part(self, slot_bytes: int) -> int:
-        """Return the number of slots of this size in a part of a plan of reads.
-
-        A part never exceeds an eighth of staging, apart from a single wave.
-        """
-        part_bytes = min(PART_WAVES * self.settings.wave_bytes, self.staging.limit_bytes // 8)
+        """Return the number of slots of this size in a part of a get."""
+        part_bytes = min(self.settings.get_part_bytes, self.staging.limit_bytes // 8)
         return max(self.blocks_per_wave(slot_bytes), part_bytes // slot_bytes)
+
+    def parts_at_once(self, waves: int) -> int:
+        """Return the number of parts of as many bytes as *waves*, one at least."""
+        return max(1, waves * self.settings.wave_bytes // self.settings.get_part_bytes)
 
     def release(self, lease: StagingLease, ios: Sequence[DriveIO], *, keep: CacheOffer | None) -> None:
         """Release a lease, as ``Staging.release``.
@@ -417,8 +425,20 @@ class TransferRun(Generic[_TransferRequest]):
         self._worker.send(Settled(self._request.request))
 
 
-async def wait_for_all(tasks: Iterable[asyncio.Task[None]]) -> None:
+async def run_all(tasks: Tasks, coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Run coroutines at once, the last in this task; then raise an exception of any of them."""
+    others = [tasks.spawn(each) for each in coroutines[:-1]]
+    try:
+        for last in coroutines[-1:]:
+            await last
+    finally:
+        await wait_for_all(others)
+
+
+async def wait_for_all(tasks: Collection[asyncio.Task[None]]) -> None:
     """Wait for the end of all tasks, then raise an exception of any task."""
+    if not tasks:
+        return
     for end in await asyncio.gather(*tasks, return_exceptions=True):
         if isinstance(end, BaseException):
             raise end

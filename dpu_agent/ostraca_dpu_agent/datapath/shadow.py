@@ -20,7 +20,7 @@ from ostraca_dpu_agent.datapath.request import NO_POSITIONS, RequestContext, Wor
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.outcome import BlockState, Reason
-from ostraca_fabric.ports.transport import WaveStream
+from ostraca_fabric.ports.transport import WaveNews, WaveStream
 from ostraca_fabric.tables.digests import PieceState
 from ostraca_fabric.wire.messages import Get, Lookup
 
@@ -133,3 +133,7 @@ class DroppedStream:
         if not self.ended.done():
             self.ended.set_result(None)
         return NO_POSITIONS
+
+    def take_news(self) -> tuple[WaveNews, ...]:
+        """Return nothing: no wave moves."""
+        return ()

@@ -107,9 +107,10 @@ class TrackedArena:
         per_wave: int,
         clock: Callable[[], float],
         report: Callable[[Sequence[WaveNews]], None],
+        tell: Callable[[Sequence[WaveNews]], bool],
     ) -> WaveStream:
         """Start moving blocks as specified by the port."""
-        stream = self._arena.stream(blocks, states, per_wave=per_wave, clock=clock, report=report)
+        stream = self._arena.stream(blocks, states, per_wave=per_wave, clock=clock, report=report, tell=tell)
         self._track(stream.ended)
         return stream
 
@@ -159,6 +160,10 @@ class WorkerSession:
         """Send a message; a lost connection loses the message."""
         with suppress(ConnectError):
             self._connection.send(message)
+
+    def send_here(self, message: GetProgress) -> bool:
+        """Send a message at once, from any thread; return whether it was sent."""
+        return self._connection.send_here(message)
 
     def add(self, volume: ServedVolume, volumes_max: int) -> int:
         """Keep a volume open; return its handle."""

@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,6 +60,9 @@ class FramedConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._stream: ConnectionStream | None = None
         self._outbox = Outbox()
+        self._sending_lock = threading.Lock()
+        """Held to change the outbox or the stream's descriptor: ``send_here`` is called in other threads."""
+
         self._is_watched = False  # whether the stream reports room
         self._when_sent: Callable[[], None] | None = None
         self._buffer_bytes = 0
@@ -108,12 +112,33 @@ class FramedConnection(asyncio.BufferedProtocol):
             self.abort()
             raise self._closed_error()
         try:
-            is_sent = self._outbox.send(self._stream, frame)
+            with self._sending_lock:
+                is_sent = self._outbox.send(self._stream, frame)
         except OSError as error:
             self._fail_with(error)
         else:
             if not is_sent:
                 self._watch()
+
+    def send_here(self, message: Message) -> bool:
+        """Send a message at once, from any thread; return whether it was sent.
+
+        Not sent, if earlier bytes wait for the socket, or only the event loop may send.
+        """
+        frame = encode(message)
+        if self._stream is None or not self._stream.is_for_threads:
+            return False
+        with self._sending_lock:
+            if self._is_closing or not self._outbox.is_empty or len(frame) > self._sent_bytes_max:
+                return False
+            try:
+                is_sent = self._outbox.send(self._stream, frame)
+            except OSError:
+                return False  # the loop notices the broken connection
+        if not is_sent:
+            with suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._watch)
+        return True
 
     def send_bulk(
         self,
@@ -137,7 +162,8 @@ class FramedConnection(asyncio.BufferedProtocol):
             ended.set_result(None)
         else:
             frames = bulk_frames(transfer, memory, places=places, offsets=offsets, lengths=lengths)
-            self._outbox.add_bulk(frames, functools.partial(self._sent, ended))
+            with self._sending_lock:
+                self._outbox.add_bulk(frames, functools.partial(self._sent, ended))
             self._sending.add(ended)
             if not self._is_watched:
                 self._write()
@@ -152,7 +178,8 @@ class FramedConnection(asyncio.BufferedProtocol):
         """Send as many bytes as there is room for; watch the stream for the rest."""
         assert self._stream is not None
         try:
-            is_sent = self._outbox.write(self._stream, _TURN_BYTES)
+            with self._sending_lock:
+                is_sent = self._outbox.write(self._stream, _TURN_BYTES)
         except OSError as error:
             self._fail_with(error)
             return
@@ -169,8 +196,9 @@ class FramedConnection(asyncio.BufferedProtocol):
 
     def _watch(self) -> None:
         assert self._stream is not None
-        self._is_watched = True
-        self._stream.watch(self._write)
+        if not self._outbox.is_empty:
+            self._is_watched = True
+            self._stream.watch(self._write)
 
     def _stop_watching(self) -> None:
         self._is_watched = False
@@ -213,7 +241,7 @@ class FramedConnection(asyncio.BufferedProtocol):
         Receives no more. Starts no more bulk frames; the futures of waiting frames end with the connection.
         """
         self._end_reading()
-        self._outbox.drop_bulk()
+        self._drop_bulk()
         if self._transport is not None:
             self._cut_later(self._transport)
             self._act_when_sent(self._transport.close)
@@ -229,10 +257,14 @@ class FramedConnection(asyncio.BufferedProtocol):
         with suppress(ConnectError):
             self.send(last)
             self._end_reading()
-            self._outbox.drop_bulk()
+            self._drop_bulk()
             self._cut_later(self._transport)
             assert self._stream is not None, "an open connection has a stream"
             self._act_when_sent(self._stream.end_writing)
+
+    def _drop_bulk(self) -> None:
+        with self._sending_lock:
+            self._outbox.drop_bulk()
 
     def _act_when_sent(self, act: Callable[[], None]) -> None:
         """Call *act* once the outbox is empty; a later call replaces the action."""
@@ -268,7 +300,8 @@ class FramedConnection(asyncio.BufferedProtocol):
     def _end_sending(self) -> None:
         """Release the memory of waiting sends."""
         self._stop_watching()
-        self._outbox.clear()
+        with self._sending_lock:
+            self._outbox.clear()
         sending, self._sending = self._sending, set()
         for ended in sending:
             fail(ended, self._closed_error())
@@ -338,7 +371,8 @@ class FramedConnection(asyncio.BufferedProtocol):
             self._cut.cancel()
         self._end_sending()
         if self._stream is not None:
-            self._stream.close()
+            with self._sending_lock:  # no thread writes to a descriptor that is closed, and used again
+                self._stream.close()
         self._closed.set_result(None)
         self.on_closed(exc or self._why)
 

@@ -39,6 +39,9 @@ def open_stream(transport: asyncio.Transport, settings: ConnectionSettings) -> C
 class DescriptorStream(SocketSender):
     """Stream through a socket's own descriptor."""
 
+    is_for_threads = True
+    """Whether other threads than the event loop's may send."""
+
     can_end_writing = True
     """Whether the stream can end writing while the peer can still send."""
 
@@ -85,6 +88,8 @@ class DescriptorStream(SocketSender):
 
 class TransportStream(CopyingSender):
     """Stream through the event loop's transport."""
+
+    is_for_threads = False
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._loop = asyncio.get_running_loop()

@@ -130,7 +130,10 @@ class WaveStream(Protocol):
         """Let no further block become ready; return a copy of the states that count from now on."""
 
     def stop(self) -> NDArray[np.intp]:
-        """Begin no further wave; return the rows of waves that have not settled."""
+        """Begin no further wave, and tell nothing more; return the rows of waves that have not settled."""
+
+    def take_news(self) -> Sequence[WaveNews]:
+        """Return the news neither told nor reported so far, which will not be reported."""
 
 
 class RemoteArena(Protocol):
@@ -147,13 +150,17 @@ class RemoteArena(Protocol):
         per_wave: int,
         clock: Callable[[], float],
         report: Callable[[Sequence[WaveNews]], None],
+        tell: Callable[[Sequence[WaveNews]], bool],
     ) -> WaveStream:
         """Start moving *blocks* to the worker, in waves of up to *per_wave* blocks, a few at once.
 
         *states* has a ``PieceState`` per block, which others change until ``freeze``: only GOOD blocks move.
         None: all blocks are ready. *report* is called on the event loop with news in order, soon but not at
-        once. Waves of a closed arena, or with an offset outside, end as FAILED without touching a byte. To
-        stop waiting, ``stop`` the stream, and keep the memory of both ends in quarantine until its end.
+        once. News of waves before the last may go to *tell* instead, in any thread, one call at a time.
+        *report* gets the news if *tell* returns False.
+
+        Waves of a closed arena, or with an offset outside, end as FAILED without touching a byte. To stop
+        waiting, ``stop`` the stream, and keep the memory of both ends in quarantine until its end.
         """
 
     def fetch(self, blocks: Wave, *, per_wave: int, arrived: Callable[[int, int], None]) -> WaveStream:

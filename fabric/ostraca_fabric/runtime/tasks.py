@@ -75,6 +75,29 @@ async def meanwhile(name: str, coroutine: Coroutine[Any, Any, object]) -> AsyncI
         await tasks.stop()
 
 
+async def until_done(*futures: asyncio.Future[Any]) -> None:
+    """Wait until any of the futures is done, whatever its result.
+
+    The end of the wait, also by cancellation, changes none of the futures. ``asyncio.wait`` does the same for
+    several times the cost.
+    """
+    if any(future.done() for future in futures):
+        return
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def wake(_: asyncio.Future[Any]) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    for future in futures:
+        future.add_done_callback(wake)
+    try:
+        await waiter
+    finally:
+        for future in futures:
+            future.remove_done_callback(wake)
+
+
 async def set_within(event: asyncio.Event, seconds: float) -> bool:
     """Wait for an event, at most *seconds*; return whether the event was set."""
     with suppress(TimeoutError):

@@ -46,6 +46,15 @@ class Heard:
 
     news: list[WaveNews] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
+    listens: bool = False
+    """Whether news may be told in any thread."""
+
+    told: list[WaveNews] = field(default_factory=list)
+
+    def tell(self, news: Sequence[WaveNews]) -> bool:
+        if self.listens:
+            self.told += news
+        return self.listens
 
     def report(self, news: Sequence[WaveNews]) -> None:
         self.news += news
@@ -78,10 +87,17 @@ class StreamContract:
         assert await move(peer, FROM_WORKER, wave(1, PAGE, PAGE)) is DONE
 
     def stream(
-        self, peer: RemoteArena, blocks: Wave, states: NDArray[np.uint8] | None = None
+        self,
+        peer: RemoteArena,
+        blocks: Wave,
+        states: NDArray[np.uint8] | None = None,
+        *,
+        listens: bool = False,
     ) -> tuple[WaveStream, Heard]:
-        heard = Heard()
-        stream = peer.stream(blocks, states, per_wave=PER_WAVE, clock=time.monotonic, report=heard.report)
+        heard = Heard(listens=listens)
+        stream = peer.stream(
+            blocks, states, per_wave=PER_WAVE, clock=time.monotonic, report=heard.report, tell=heard.tell
+        )
         return stream, heard
 
     async def offering(self, bench: Bench) -> RemoteArena:
@@ -161,6 +177,30 @@ class StreamContract:
         await stream.ended
         assert sorted(heard.rows(None)) == sorted(heard.rows(DONE)) == [0, 1]
         await self.holds(bench, peer, blocks.some(np.array([0, 1])))
+
+    async def test_news_is_told_or_reported_and_never_both(self, bench: Bench) -> None:
+        peer, blocks = await self.filled(bench), wave(64, 128 << 10, 128 << 10)
+        stream, heard = self.stream(peer, blocks, listens=True)
+        await stream.ended
+        assert bool(heard.told) == peer.polls, "only a transport with a thread of its own tells"
+        assert heard.news, "the last wave is always reported"
+        heard.news = [*heard.told, *heard.news]
+        assert sorted(heard.rows(None)) == sorted(heard.rows(DONE)) == list(range(64))
+        assert not stream.take_news()
+        await self.holds(bench, peer, blocks)
+
+    async def test_after_a_stop_nothing_is_told_and_news_can_be_taken(self, bench: Bench) -> None:
+        peer, blocks = await self.filled(bench), wave(64, 128 << 10, 128 << 10)
+        stream, heard = self.stream(peer, blocks, listens=True)
+        stream.stop()
+        told, reported = len(heard.told), list(heard.news)
+        heard.news += stream.take_news()
+        await stream.ended
+        assert len(heard.told) == told
+        assert not reported, "the loop has had no turn"
+        heard.news = [*heard.told, *heard.news]
+        assert sorted(heard.rows(None)) == sorted(heard.rows(DONE))
+        await self.holds(bench, peer, blocks.some(np.array(heard.rows(DONE), np.intp)))
 
     async def test_a_stop_names_the_blocks_of_waves_under_way(self, bench: Bench) -> None:
         peer, blocks = await self.filled(bench), wave(64, 128 << 10, 128 << 10)

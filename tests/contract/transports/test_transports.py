@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ from ostraca_fabric.connection import ConnectionSettings, FramedConnection
 from ostraca_fabric.errors import MalformedError, ProtocolError, TransportError
 from ostraca_fabric.nixl import runtime
 from ostraca_fabric.nixl.runtime import sealed, unsealed
-from ostraca_fabric.ports.transport import BulkChannel, Direction, Transport
+from ostraca_fabric.ports.transport import BulkChannel, Direction, TransferEnd, Transport
 from ostraca_fabric.runtime.memory import HugeMemory
 from ostraca_fabric.tables.slots import SlotPool, Wave, WaveQueue
 from ostraca_fabric.wire.messages import ArenaOffer, Fetch
@@ -315,6 +315,7 @@ class TestNixl(NixlContract):
             WaveQueue(wave(4, PAGE, PAGE), None, per_wave=2),
             time.monotonic,
             heard.report,
+            heard.tell,
             None,
         )
         stream.fail()
@@ -323,6 +324,34 @@ class TestNixl(NixlContract):
         await stream.ended
         assert not begun
         assert sorted(heard.rows(FAILED)) == [0, 1, 2, 3]
+
+    async def test_a_stopped_stream_tells_nothing_of_waves_that_settle_later(self, bench: Bench) -> None:
+        settles: list[Callable[[TransferEnd | None], None]] = []
+
+        def begin(_: Wave, settled: Callable[[TransferEnd | None], None]) -> bool:
+            settles.append(settled)
+            return False
+
+        transport, heard = cast("NixlTransport", bench.transport), Heard(listens=True)
+        stream = NixlStream(
+            transport._thread,
+            begin,
+            WaveQueue(wave(8, PAGE, PAGE), None, per_wave=4),
+            time.monotonic,
+            heard.report,
+            heard.tell,
+            None,
+        )
+        assert stream.step()
+        assert stream.step()
+        assert stream.stop().tolist() == list(range(8))
+        settles[0](DONE)
+        assert stream.step()
+        settles[1](DONE)
+        assert not stream.step()
+        await stream.ended
+        assert not heard.told
+        assert heard.rows(DONE) == list(range(8))
 
 
 @needs_nixl
@@ -424,7 +453,7 @@ async def main():
     peer = await transport.attach(offer, memory.view, None)
     one = numpy.zeros(1, numpy.int64)
     wave, ends = Wave(one, one, numpy.array([4096], "u4"), 4096, 4096), []
-    stream = peer.stream(wave, None, per_wave=1, clock=time.monotonic, report=ends.extend)
+    stream = peer.stream(wave, None, per_wave=1, clock=time.monotonic, report=ends.extend, tell=lambda _: 0)
     await stream.ended
     sys.stdout.write(ends[-1].end.name.lower())
     assert "torch" not in sys.modules

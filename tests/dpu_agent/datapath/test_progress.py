@@ -120,17 +120,17 @@ async def test_the_staging_of_a_part_outlives_a_crash_of_its_delivery() -> None:
         fabric.drive.holds_reads = worker.arena.is_held = True
         getting = asyncio.create_task(fabric.get(worker, range(COUNT)))
         await until(lambda: bool(worker.arena.held))
-        (lane,) = (task for task in asyncio.all_tasks() if "GetRun._lane" in repr(task.get_coro()))
+        (delivery,) = (task for task in asyncio.all_tasks() if "GetRun._deliver_all" in repr(task.get_coro()))
         held_bytes = staging.held_bytes
-        lane.cancel()
+        delivery.cancel()
         worker.arena.let_go()
         for _ in range(20):
             await asyncio.sleep(0)
         assert staging.held_bytes == held_bytes > 0, "the drive still writes to the slots"
-        assert not lane.done()
+        assert not delivery.done()
         fabric.drive.let_go()
-        await asyncio.wait([lane, getting])
-        assert lane.cancelled()
+        await asyncio.wait([delivery, getting])
+        assert delivery.cancelled()
         assert getting.cancelled()
         await fabric.at_rest()
 
@@ -166,11 +166,61 @@ async def test_news_of_good_and_failed_waves_together_tells_them_apart() -> None
         await fabric.at_rest()
 
 
-async def test_moves_to_a_worker_are_measured() -> None:
+@pytest.mark.parametrize("tells", [False, True])
+async def test_moves_to_a_worker_are_measured(tells: bool) -> None:
     async with assembled() as fabric:
         worker = fabric.worker()
+        worker.arena.tells = tells
         await fabric.put(worker, range(4))
         to_worker = fabric.context.estimator.worker_queue(worker)
         assert to_worker.serve_s(fabric.context.clock(), MIB) == 0
         await fabric.get(worker, range(4))
         assert to_worker.serve_s(fabric.context.clock(), MIB) > 0
+
+
+@pytest.mark.parametrize("asked", [COUNT, COUNT + 1])
+async def test_blocks_told_in_the_transports_thread_are_hits(asked: int) -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(COUNT))
+        worker.arena.tells = True
+        done = await fabric.get(worker, range(asked))
+        assert get_states(done)[:COUNT] == [BlockState.HIT] * COUNT
+        assert reported(worker.said) == COUNT
+        assert not done.positions, "the worker knows all of them"
+        assert fabric.context.counters.hits_on[fabric.drive.id] == COUNT
+        assert fabric.context.estimator.worker_queue(worker).active_bytes == 0
+        await fabric.at_rest()
+
+
+async def test_blocks_told_to_a_worker_are_hits_in_an_answer_at_the_deadline() -> None:
+    async with assembled(drive=PartlyDrive()) as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(COUNT))
+        worker.arena.tells = fabric.drive.holds_reads = True
+        getting = asyncio.create_task(fabric.get(worker, range(COUNT)))
+        await until(lambda: reported(worker.said) == FIRST)
+        worker.stopped(fabric.requests).set_result(None)
+        done = await getting
+        assert get_states(done).count(BlockState.HIT) == FIRST
+        assert not done.positions
+        assert fabric.context.counters.hits_on[fabric.drive.id] == FIRST
+        fabric.drive.let_go()
+        await fabric.at_rest()
+
+
+async def test_delivered_blocks_without_a_report_are_hits_in_an_answer_at_the_deadline() -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        await fabric.put(worker, range(4))
+        worker.arena.is_held = True
+        getting = asyncio.create_task(fabric.get(worker, range(4)))
+        await until(lambda: len(worker.arena.held) == 2)
+        worker.stopped(fabric.requests).set_result(None)
+        worker.arena.held.pop(0)()
+        done = await getting
+        assert get_states(done) == [BlockState.HIT] * 2 + [BlockState.LATE] * 2
+        assert np.frombuffer(done.positions, np.uint32).tolist() == [0, 1]
+        assert not reported(worker.said)
+        worker.arena.let_go()
+        await fabric.at_rest()

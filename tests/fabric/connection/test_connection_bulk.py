@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import struct
 
 import numpy as np
@@ -12,7 +13,7 @@ from tests.fabric.connection.peers import SETTINGS, Answering, Dial, RawPeer, un
 from ostraca_fabric.connection import Server, ServerConnection
 from ostraca_fabric.errors import ConnectError
 from ostraca_fabric.wire.frames import BULK_HEADER_BYTES
-from ostraca_fabric.wire.messages import Ping, Pong, Settled
+from ostraca_fabric.wire.messages import GetProgress, Ping, Pong, Settled
 
 PART_BYTES = 200_000
 MIB = 1 << 20
@@ -324,4 +325,39 @@ async def test_nothing_is_sent_on_a_closed_connection(peer: RawPeer, agent_end: 
         agent_end.send(Settled(1))
     with pytest.raises(ConnectError):
         await Parts(1).expected(agent_end, 8)
+    assert await peer.rest() == b""
+
+
+async def test_messages_of_any_thread_arrive_in_order_with_those_of_the_loop(
+    peer: RawPeer, agent_end: ServerConnection
+) -> None:
+    assert await asyncio.to_thread(agent_end.send_here, Settled(1))
+    agent_end.send(Settled(2))
+    assert await asyncio.to_thread(agent_end.send_here, Settled(3))
+    assert [await peer.heard() for _ in range(3)] == [Settled(1), Settled(2), Settled(3)]
+
+
+async def test_a_thread_sends_nothing_before_what_waits_for_the_socket(
+    peer: RawPeer, agent_end: ServerConnection
+) -> None:
+    gone = sent(agent_end, np.zeros(16 * MIB, np.uint8), [0])
+    assert not await asyncio.to_thread(agent_end.send_here, Settled(1))
+    await read_bulk(peer)
+    await gone
+    assert await asyncio.to_thread(agent_end.send_here, Settled(2))
+    assert await peer.heard() == Settled(2)
+
+
+async def test_what_a_thread_could_send_in_part_follows(peer: RawPeer, agent_end: ServerConnection) -> None:
+    long = [GetProgress(number, bytes(40_000), b"") for number in range(1000)]
+    count = await asyncio.to_thread(lambda: sum(itertools.takewhile(bool, map(agent_end.send_here, long))))
+    assert 0 < count < len(long), "the socket is full, and no message waits but the last"
+    assert [await peer.heard() for _ in range(count)] == long[:count]
+
+
+async def test_a_thread_sends_nothing_on_a_closed_connection(
+    peer: RawPeer, agent_end: ServerConnection
+) -> None:
+    agent_end.close()
+    assert not await asyncio.to_thread(agent_end.send_here, Settled(1))
     assert await peer.rest() == b""

@@ -56,7 +56,7 @@ from ostraca_fabric.model.ids import (
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.model.volume import Layout
 from ostraca_fabric.policies.circuit_breaker import BreakerSettings
-from ostraca_fabric.ports.transport import Direction, TransferEnd, Transport
+from ostraca_fabric.ports.transport import Direction, TransferEnd, Transport, WaveNews, WaveStream
 from ostraca_fabric.tables.digests import TagCheck, tag_seeds, tags_of
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
@@ -80,7 +80,11 @@ SHARD = shard_id(DRIVE, 0)
 SETTINGS = AgentSettings(
     memory=MemorySettings(staging_bytes=8 * MIB, reserve_bytes=0, cache_bytes=0, chunk_bytes=2 * MIB),
     flow=FlowSettings(
-        wave_bytes=2 * SLOT_BYTES, put_group_bytes=2 * SLOT_BYTES, waves_ahead=2, reads_ahead=8
+        wave_bytes=2 * SLOT_BYTES,
+        get_part_bytes=8 * SLOT_BYTES,
+        put_group_bytes=2 * SLOT_BYTES,
+        waves_ahead=2,
+        reads_ahead=8,
     ),
     health=HealthSettings(overdue_s=FAR_S, write_overdue_s=FAR_S, breaker=BreakerSettings(failures_max=100)),
     owner=OwnerSettings(opening_wait_s=FAR_S, scrub=ScrubSettings(bytes_s=0)),
@@ -167,6 +171,7 @@ class MemoryArena(SubmittedStreams):
         self._staging = staging
         self.bytes = bytearray(arena_bytes)
         self.is_held = False
+        self.tells = False
         self.fails = False
         self.held: list[Callable[[], None]] = []
         self.moved: list[Wave] = []
@@ -184,6 +189,22 @@ class MemoryArena(SubmittedStreams):
         else:
             loop.call_soon(act)
         return ended
+
+    def stream(
+        self,
+        blocks: Wave,
+        states: NDArray[np.uint8] | None,
+        *,
+        per_wave: int,
+        clock: Callable[[], float],
+        report: Callable[[Sequence[WaveNews]], None],
+        tell: Callable[[Sequence[WaveNews]], bool],
+    ) -> WaveStream:
+        def say(news: Sequence[WaveNews]) -> None:
+            if not self.tells or not tell(news):
+                report(news)
+
+        return super().stream(blocks, states, per_wave=per_wave, clock=clock, report=say, tell=tell)
 
     def close(self) -> None:
         self.fails = True
@@ -225,6 +246,10 @@ class MemoryWorker:
 
     def send(self, message: GetProgress | Settled) -> None:
         self.said.append(message)
+
+    def send_here(self, message: GetProgress) -> bool:
+        self.said.append(message)
+        return True
 
     @property
     def settled(self) -> list[int]:

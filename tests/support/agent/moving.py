@@ -14,7 +14,14 @@ def move(arena: RemoteArena, direction: Direction, blocks: Wave) -> asyncio.Futu
     count, news = len(blocks.lengths), list[WaveNews]()
     arrived: list[int] = []
     if direction is Direction.TO_WORKER:
-        stream = arena.stream(blocks, None, per_wave=max(1, count), clock=time.monotonic, report=news.extend)
+        stream = arena.stream(
+            blocks,
+            None,
+            per_wave=max(1, count),
+            clock=time.monotonic,
+            report=news.extend,
+            tell=lambda _: False,
+        )
     else:
         stream = arena.fetch(
             blocks, per_wave=max(1, count), arrived=lambda first, last: arrived.append(last - first)

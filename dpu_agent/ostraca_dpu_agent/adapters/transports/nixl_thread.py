@@ -6,8 +6,10 @@ few per cent, and a stopped peer costs almost no time. Without transfers, the th
 progress on a slow tick, for the sake of connections.
 
 A stream costs the event loop no turn per wave. The thread looks for ready blocks itself, every ``LOOK_S``,
-begins their waves, and gathers the news: a quarter of the blocks, or the news of four milliseconds, are one
-turn of the loop. Blocks from a worker go straight to their receiver.
+begins their waves, and gathers the news. The news of half of the blocks left is told, in the thread, then
+the news of half of the rest. News of slow waves is told sooner, after pauses of at least four milliseconds
+and half of the stream's time so far. So the telling grows with the logarithm of blocks and time. The
+loop hears of the end alone. Blocks from a worker go straight to their receiver.
 
 A transfer whose end NIXL can't tell is kept forever, unpolled and unreleased: its memory stays in
 quarantine.
@@ -43,7 +45,8 @@ from ostraca_fabric.tables.slots import Wave, WaveQueue, slot_numbers
 
 T = TypeVar("T")
 
-Report = Callable[[Sequence[WaveNews]], None]
+Report = Callable[[Sequence[WaveNews]], object]
+Tell = Callable[[Sequence[WaveNews]], bool]
 Arrived = Callable[[int, int], None]
 
 POLLS_IN_A_ROW = 20
@@ -57,7 +60,6 @@ LOOK_S = 5e-4
 STEPS_AT_ONCE = 8
 """Streams that the thread looks at between two polls: their number must not delay transfers."""
 
-NEWS_SHARE = 4
 NEWS_S = 4e-3
 STUCK_S = 5.0
 """Limit for a NIXL call at shutdown. A longer call is abandoned, since it may never return."""
@@ -296,27 +298,32 @@ class NixlStream:
         queue: WaveQueue,
         clock: Callable[[], float],
         report: Report,
+        tell: Tell,
         arrived: Arrived | None,
     ) -> None:
-        """Begin no wave yet. *begin* is ``NixlPeer.begin``. With *arrived*, nothing is reported."""
+        """Begin no wave yet. *begin* is ``NixlPeer.begin``. With *arrived*, nothing is told nor reported."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._thread = thread
         self._begin = begin
         self._queue = queue
         self._clock = clock
         self._report = report
+        self._tell = tell
         self._arrived = arrived
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._news: list[WaveNews] = []
         self._fails = False
         self._is_known = True
-        self._is_telling = False
+        self._is_stopped = self._is_reporting = False
         """Whether the loop is about to take the news."""
 
-        self._told_s = 0.0
+        self._told_s = self._begun_s = time.monotonic()
+        self._left = len(queue)
+        """Blocks that the loop has not heard of."""
+
         self._untold = 0
-        """Settled blocks since the last turn of the loop."""
+        """Settled blocks among them."""
 
     def look(self) -> None:
         """Wake the thread."""
@@ -332,9 +339,15 @@ class NixlStream:
     def stop(self) -> NDArray[np.intp]:
         """Begin no further wave, as the port specifies."""
         with self._lock:
-            rows = self._queue.stop()
+            rows, self._is_stopped = self._queue.stop(), True
         self.look()
         return rows
+
+    def take_news(self) -> Sequence[WaveNews]:
+        """Return the news neither told nor reported so far."""
+        with self._lock:
+            news, self._news = self._news, []
+        return news
 
     def fail(self) -> None:
         """Let all further waves fail."""
@@ -353,8 +366,8 @@ class NixlStream:
             else:
                 self._begin(wave, partial(self._settle, number))
         is_last = self._is_over() or not self._is_known
-        if is_last or self._is_due():
-            self._untold, self._is_telling = 0, True
+        if is_last or (self._is_due() and not self._has_told()):
+            self._is_reporting = True
             soon(self._loop, self._give_news)
         return not is_last
 
@@ -376,21 +389,31 @@ class NixlStream:
             return self._queue.is_over
 
     def _is_due(self) -> bool:
-        """Return whether the loop should take the news now."""
+        """Return whether to tell the news now; if so, begin to gather the next."""
         now_s = time.monotonic()
-        if not self._news or self._is_telling:
+        if not self._news or self._is_reporting:
             self._told_s = now_s
             return False
-        return self._untold * NEWS_SHARE >= len(self._queue) or now_s - self._told_s > NEWS_S
+        pause_s = max(NEWS_S, (now_s - self._begun_s) / 2)
+        if 2 * self._untold < self._left and now_s - self._told_s <= pause_s:
+            return False
+        self._left, self._untold, self._told_s = self._left - self._untold, 0, now_s
+        return True
+
+    def _has_told(self) -> bool:
+        """Tell the news in this thread, unless the stream has been stopped; return whether told."""
+        with self._lock:
+            if self._is_stopped or not self._tell(self._news):
+                return False
+            self._news = []
+            return True
 
     def _give_news(self) -> None:
         """Report the news, on the event loop; then end if over."""
-        self._is_telling = False
+        self._is_reporting = False
         is_over = self._is_over()  # before: later news belongs to no ended stream
-        with self._lock:
-            news, self._news = self._news, []
         try:
-            if news:
+            if news := self.take_news():
                 self._report(news)
         finally:
             if is_over and not self.ended.done():
@@ -401,8 +424,9 @@ def _nothing() -> None:
     """Do nothing but wake the thread."""
 
 
-def _ignore(_news: Sequence[WaveNews]) -> None:
+def _ignore(_news: Sequence[WaveNews]) -> bool:
     """Report nothing."""
+    return True
 
 
 @dataclass(slots=True, eq=False)
@@ -449,15 +473,16 @@ class NixlPeer:
         per_wave: int,
         clock: Callable[[], float],
         report: Report,
+        tell: Tell,
     ) -> NixlStream:
         """Start moving blocks, as the port specifies."""
         queue = WaveQueue(blocks, states, per_wave=per_wave)
-        return self._begun(Direction.TO_WORKER, blocks, queue, clock, report, None)
+        return self._begun(Direction.TO_WORKER, blocks, queue, clock, report, tell, None)
 
     def fetch(self, blocks: Wave, *, per_wave: int, arrived: Arrived) -> NixlStream:
         """Start moving blocks from the worker, as the port specifies."""
         queue = WaveQueue(blocks, None, per_wave=per_wave)
-        return self._begun(Direction.FROM_WORKER, blocks, queue, time.monotonic, _ignore, arrived)
+        return self._begun(Direction.FROM_WORKER, blocks, queue, time.monotonic, _ignore, _ignore, arrived)
 
     def _begun(
         self,
@@ -466,10 +491,11 @@ class NixlPeer:
         queue: WaveQueue,
         clock: Callable[[], float],
         report: Report,
+        tell: Tell,
         arrived: Arrived | None,
     ) -> NixlStream:
         begin = partial(self.begin, direction, self._own)
-        stream = NixlStream(self._thread, begin, queue, clock, report, arrived)
+        stream = NixlStream(self._thread, begin, queue, clock, report, tell, arrived)
         if self._is_closed or not self._fits(blocks):
             stream.fail()
         self._streams.add(stream)

@@ -54,14 +54,18 @@ class SubmittedStream:
         self.look()
         return rows
 
+    def take_news(self) -> Sequence[WaveNews]:
+        """Return the news not reported so far."""
+        news, self._news = self._news, []
+        return news
+
     def _settle(self, number: int, end: asyncio.Future[TransferEnd]) -> None:
         self._news.append(WaveNews(self._clock(), self._queue.settle(number), end.result()))
         self.look()
 
     def _give_news(self) -> None:
-        news, self._news = self._news, []
         try:
-            if news:
+            if news := self.take_news():
                 self._report(news)
         finally:
             if self._queue.is_over and not self._news and not self.ended.done():
@@ -88,6 +92,7 @@ class SubmittedStreams:
         per_wave: int,
         clock: Callable[[], float],
         report: Callable[[Sequence[WaveNews]], None],
+        tell: Callable[[Sequence[WaveNews]], bool],  # noqa: ARG002 (news arise on the event loop)
     ) -> WaveStream:
         """Start moving blocks, as the port specifies."""
         queue = WaveQueue(blocks, states, per_wave=per_wave)
