@@ -32,7 +32,7 @@ from xxhash import _xxhash  # type: ignore[attr-defined]  # the stubs lack the C
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 10
+INTERFACE = 11
 """Interface of the library, equal to the number in ``ostraca.h``. A library compiled from other sources would
 misread arguments and crash the process."""
 
@@ -77,7 +77,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     # key, its bytes, person, prefix, its bytes, rows, bytes of one, suffixes, bytes of one, bytes from one to
     # the next, digests, bytes of one, rows
     "ostraca_blake2b_rows": (
-        None,
+        _count,
         [_at, _bytes, _at, _at, _bytes, _at, _bytes, _at, _bytes, _bytes, _at, _bytes, _count],
     ),
     # units, rank and group of each, enclosures, their shares, how many, shards by enclosure, their shares and

@@ -7,9 +7,11 @@
 #include "ostraca.h"
 
 #include <endian.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define BLOCK_BYTES 128
+#define LANES_MAX 8
 
 static const uint64_t iv[8] = {
     0x6a09e667f3bcc908, 0xbb67ae8584caa73b, 0x3c6ef372fe94f82b, 0xa54ff53a5f1d36f1,
@@ -32,11 +34,17 @@ static inline uint64_t load(const uint8_t bytes[8])
     return le64toh(word);
 }
 
-static inline void store(uint8_t *bytes, uint64_t word, uint64_t bytes_max)
-{
-    word = htole64(word);
-    memcpy(bytes, &word, bytes_max < sizeof word ? bytes_max : sizeof word);
-}
+/* Rows to hash. A message is key, padded to a block, prefix, row and suffix; all messages have equal length. */
+struct batch {
+    uint64_t chain[8]; /* at the start of a message */
+    uint8_t *messages[LANES_MAX]; /* padded with zeros; key and prefix are written */
+    uint64_t message_bytes, common_bytes, blocks;
+    const uint8_t *rows, *suffixes;
+    uint64_t row_bytes, suffix_bytes, suffix_step;
+    uint8_t *digests;
+    uint64_t digest_bytes;
+    int64_t count;
+};
 
 #define TURNED(words, bits) ((words) >> (bits) | (words) << (64 - (bits)))
 
@@ -71,24 +79,39 @@ static inline void store(uint8_t *bytes, uint64_t word, uint64_t bytes_max)
 
 /* digests[r] = BLAKE2b over prefix, rows[r] and suffixes[r]. Digests have 1 to 64 bytes, a key 0 to 64, a
  * personalisation 16 (sections 2.5 and 2.9, and the parameter block of the BLAKE2 paper). Suffixes lie
- * `suffix_step` bytes apart; 0 means a suffix common to all rows. */
-PUBLIC void ostraca_blake2b_rows(const uint8_t *key, uint64_t key_bytes, const uint8_t person[16],
-                                 const uint8_t *prefix, uint64_t prefix_bytes, const uint8_t *rows,
-                                 uint64_t row_bytes, const uint8_t *suffixes, uint64_t suffix_bytes,
-                                 uint64_t suffix_step, uint8_t *digests, uint64_t digest_bytes, int64_t count)
+ * `suffix_step` bytes apart; 0 means a suffix common to all rows. Returns 0, or -1 without memory. */
+PUBLIC int64_t ostraca_blake2b_rows(const uint8_t *key, uint64_t key_bytes, const uint8_t person[16],
+                                    const uint8_t *prefix, uint64_t prefix_bytes, const uint8_t *rows,
+                                    uint64_t row_bytes, const uint8_t *suffixes, uint64_t suffix_bytes,
+                                    uint64_t suffix_step, uint8_t *digests, uint64_t digest_bytes, int64_t count)
 {
+    uint64_t prefix_start = key_bytes ? BLOCK_BYTES : 0, common_bytes = prefix_start + prefix_bytes;
+    uint64_t message_bytes = common_bytes + row_bytes + suffix_bytes;
+    uint64_t blocks = message_bytes ? (message_bytes - 1) / BLOCK_BYTES + 1 : 1;
+    struct batch batch = {.message_bytes = message_bytes, .common_bytes = common_bytes, .blocks = blocks,
+                          .rows = rows, .suffixes = suffixes, .row_bytes = row_bytes, .suffix_bytes = suffix_bytes,
+                          .suffix_step = suffix_step, .digests = digests, .digest_bytes = digest_bytes, .count = count};
+
+    uint8_t *memory = calloc(LANES_MAX, blocks * BLOCK_BYTES);
+    if (!memory)
+        return -1;
+    for (uint64_t lane = 0; lane < LANES_MAX; lane++) {
+        batch.messages[lane] = memory + lane * blocks * BLOCK_BYTES;
+        memcpy(batch.messages[lane], key, key_bytes);
+        memcpy(batch.messages[lane] + prefix_start, prefix, prefix_bytes);
+    }
+    memcpy(batch.chain, iv, sizeof iv);
+    batch.chain[0] ^= 0x01010000 ^ key_bytes << 8 ^ digest_bytes;
+    batch.chain[6] ^= load(person);
+    batch.chain[7] ^= load(person + 8);
 #ifdef __x86_64__
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl")) {
-        rows_avx512(key, key_bytes, person, prefix, prefix_bytes, rows, row_bytes, suffixes, suffix_bytes,
-                    suffix_step, digests, digest_bytes, count);
-        return;
-    }
-    if (__builtin_cpu_supports("avx2")) {
-        rows_avx2(key, key_bytes, person, prefix, prefix_bytes, rows, row_bytes, suffixes, suffix_bytes, suffix_step,
-                  digests, digest_bytes, count);
-        return;
-    }
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl"))
+        hash_avx512(&batch);
+    else if (__builtin_cpu_supports("avx2"))
+        hash_avx2(&batch);
+    else
 #endif
-    rows_anywhere(key, key_bytes, person, prefix, prefix_bytes, rows, row_bytes, suffixes, suffix_bytes, suffix_step,
-                  digests, digest_bytes, count);
+        hash_anywhere(&batch);
+    free(memory);
+    return 0;
 }

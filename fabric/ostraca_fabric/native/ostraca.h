@@ -11,7 +11,7 @@
 #include <stdint.h>
 
 /* Raise the number, here and in `__init__.py`, after every change of the interface. */
-#define OSTRACA_INTERFACE 10
+#define OSTRACA_INTERFACE 11
 
 #define TAG_BYTES 16
 #define KEY_BYTES 16

@@ -83,7 +83,7 @@ def blake2b_rows(
         suffix_bytes = suffix_step = suffixes.shape[1]
         assert len(suffixes) == count, "each row has a suffix"
     digests = np.empty((count, digest_bytes), np.uint8)
-    library.ostraca_blake2b_rows(
+    failed = library.ostraca_blake2b_rows(
         key,
         len(key),
         person.ljust(_PERSON_BYTES, b"\0"),
@@ -98,6 +98,8 @@ def blake2b_rows(
         digest_bytes,
         count,
     )
+    if failed:
+        raise MemoryError("no memory to lay out messages in")
     return digests
 
 

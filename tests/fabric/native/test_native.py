@@ -14,7 +14,7 @@ from ostraca_fabric import native
 FOLDER = Path(native.__file__).parent
 LIBRARY = FOLDER / native.FILE_NAME
 
-KNOWN = (10, "370db86d87b2c22a")
+KNOWN = (11, "0b9125f7e82f46b9")
 """The interface's number, and what its functions and structures looked like under it."""
 
 
