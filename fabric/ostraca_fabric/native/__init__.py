@@ -190,12 +190,12 @@ def loaded(path: Path) -> ctypes.CDLL:
         setattr(found, name, function)
     hashing = ctypes.CDLL(_xxhash.__file__)
     try:
-        functions = [ctypes.cast(_widest(hashing, name), c_void_p) for name in _XXH3]
+        functions = [ctypes.cast(_widest(hashing, name), c_void_p).value for name in _XXH3]
     except AttributeError as error:
         raise ImportError(
             f"the xxhash package at {_xxhash.__file__} does not offer {error}: install the one from PyPI"
         ) from error
-    found.ostraca_use_xxh3(*functions)
+    found.ostraca_use_xxh3((c_void_p * len(_XXH3))(*functions))
     return found
 
 

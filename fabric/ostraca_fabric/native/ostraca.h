@@ -31,8 +31,9 @@ struct part {
 /* Returns the first block outside of memory, or `blocks` if all are inside. */
 int64_t first_outside(uint64_t size, const int64_t *offsets, const uint32_t *lengths, int64_t blocks);
 
-/* Makes the 128-bit XXH3 of bytes, in canonical, big-endian form. */
+/* Makes or compares the 128-bit XXH3 of bytes, in canonical, big-endian form. */
 void tag_of(const void *bytes, size_t length, uint64_t seed, uint8_t tag[TAG_BYTES]);
+int is_tagged(const void *bytes, size_t length, uint64_t seed, const uint8_t tag[TAG_BYTES]);
 
 /* Incremental form of `tag_of`. */
 struct tagging;

@@ -215,9 +215,7 @@ PUBLIC int64_t ostraca_scatter(const uint8_t *memory, uint64_t size, const int64
     int64_t block = 0;
     for (; block < blocks && now_s() < until_s; block++) {
         const uint8_t *slot = memory + offsets[block];
-        uint8_t found[TAG_BYTES];
-        tag_of(slot, lengths[block], seeds[block], found);
-        good[block] = memcmp(found, tags + TAG_BYTES * block, TAG_BYTES) == 0;
+        good[block] = is_tagged(slot, lengths[block], seeds[block], tags + TAG_BYTES * block);
         if (!good[block])
             continue;
         for (int64_t part = first_part[which[block]]; part < first_part[which[block] + 1]; part++)

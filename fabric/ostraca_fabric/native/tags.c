@@ -3,6 +3,7 @@
 
 #include "ostraca.h"
 
+#include <endian.h>
 #include <string.h>
 
 typedef struct {
@@ -10,49 +11,43 @@ typedef struct {
     uint64_t high;
 } xxh128; /* XXH128_hash_t */
 
-typedef xxh128 once_function(const void *, size_t, uint64_t);
-typedef void *create_function(void);
-typedef int reset_function(void *, uint64_t);
-typedef int update_function(void *, const void *, size_t);
-typedef xxh128 digest_function(const void *);
-typedef int free_function(void *);
+/* As in `native._XXH3`. */
+struct xxh3 {
+    xxh128 (*once)(const void *, size_t, uint64_t);
+    void *(*create)(void);
+    int (*reset)(void *, uint64_t);
+    int (*update)(void *, const void *, size_t);
+    xxh128 (*digest)(const void *);
+    int (*free)(void *);
+};
 
-static once_function *xxh_once;
-static create_function *xxh_create;
-static reset_function *xxh_reset;
-static update_function *xxh_update;
-static digest_function *xxh_digest;
-static free_function *xxh_free;
+static struct xxh3 xxh3;
 
-PUBLIC void ostraca_use_xxh3(once_function *once, create_function *create, reset_function *reset,
-                             update_function *update, digest_function *digest, free_function *free_state)
-{
-    xxh_once = once;
-    xxh_create = create;
-    xxh_reset = reset;
-    xxh_update = update;
-    xxh_digest = digest;
-    xxh_free = free_state;
-}
+PUBLIC void ostraca_use_xxh3(const struct xxh3 *functions) { xxh3 = *functions; }
 
 static void canonical(xxh128 hash, uint8_t tag[TAG_BYTES])
 {
-    for (int byte = 0; byte < 8; byte++) {
-        tag[byte] = (uint8_t)(hash.high >> (56 - 8 * byte));
-        tag[8 + byte] = (uint8_t)(hash.low >> (56 - 8 * byte));
-    }
+    uint64_t words[2] = {htobe64(hash.high), htobe64(hash.low)};
+    memcpy(tag, words, TAG_BYTES);
 }
 
 void tag_of(const void *bytes, size_t length, uint64_t seed, uint8_t tag[TAG_BYTES])
 {
-    canonical(xxh_once(bytes, length, seed), tag);
+    canonical(xxh3.once(bytes, length, seed), tag);
 }
 
-struct tagging *tagging_new(void) { return xxh_create(); }
-void tagging_begin(struct tagging *state, uint64_t seed) { xxh_reset(state, seed); }
-void tagging_add(struct tagging *state, const void *bytes, size_t length) { xxh_update(state, bytes, length); }
-void tagging_end(struct tagging *state, uint8_t tag[TAG_BYTES]) { canonical(xxh_digest(state), tag); }
-void tagging_free(struct tagging *state) { xxh_free(state); }
+int is_tagged(const void *bytes, size_t length, uint64_t seed, const uint8_t tag[TAG_BYTES])
+{
+    uint8_t found[TAG_BYTES];
+    tag_of(bytes, length, seed, found);
+    return memcmp(found, tag, TAG_BYTES) == 0;
+}
+
+struct tagging *tagging_new(void) { return xxh3.create(); }
+void tagging_begin(struct tagging *state, uint64_t seed) { xxh3.reset(state, seed); }
+void tagging_add(struct tagging *state, const void *bytes, size_t length) { xxh3.update(state, bytes, length); }
+void tagging_end(struct tagging *state, uint8_t tag[TAG_BYTES]) { canonical(xxh3.digest(state), tag); }
+void tagging_free(struct tagging *state) { xxh3.free(state); }
 
 int64_t first_outside(uint64_t size, const int64_t *offsets, const uint32_t *lengths, int64_t blocks)
 {
@@ -82,11 +77,8 @@ PUBLIC int64_t ostraca_check(const uint8_t *memory, uint64_t size, const int64_t
     int64_t inside = first_outside(size, offsets, lengths, blocks);
     if (inside < blocks)
         return inside;
-    for (int64_t block = 0; block < blocks; block++) {
-        uint8_t found[TAG_BYTES];
-        tag_of(memory + offsets[block], lengths[block], seeds[block], found);
-        good[block] = memcmp(found, tags + TAG_BYTES * block, TAG_BYTES) == 0;
-    }
+    for (int64_t block = 0; block < blocks; block++)
+        good[block] = is_tagged(memory + offsets[block], lengths[block], seeds[block], tags + TAG_BYTES * block);
     return blocks;
 }
 

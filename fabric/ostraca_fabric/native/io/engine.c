@@ -231,9 +231,8 @@ void io_check(struct io *io)
 {
     const struct io_columns *on = &io->batch->on;
     for (int64_t each = io->first; each < io->last; each++) {
-        uint8_t tag[TAG_BYTES];
-        tag_of(on->memory + on->offsets[each], on->block_lengths[each], on->seeds[each], tag);
-        int is_good = !memcmp(tag, on->tags + each * TAG_BYTES, TAG_BYTES);
+        int is_good = is_tagged(on->memory + on->offsets[each], on->block_lengths[each], on->seeds[each],
+                                on->tags + each * TAG_BYTES);
         /* Python may look before the end of the batch: the bytes come before their state. */
         __atomic_store_n(&on->states[each], is_good ? PIECE_GOOD : PIECE_DAMAGED, __ATOMIC_RELEASE);
     }

@@ -29,7 +29,12 @@ struct io_drive *ostraca_io_attach(struct io_engine *, int, uint64_t);
 void ostraca_io_detach(struct io_drive *);
 int64_t ostraca_io_submit(struct io_drive *, int, const struct io_columns *, uint64_t);
 int64_t ostraca_io_take(struct io_engine *, struct io_end *, int64_t);
-void ostraca_use_xxh3(hash (*)(const void *, size_t, uint64_t), void *, void *, void *, void *, void *);
+struct xxh3 {
+    hash (*once)(const void *, size_t, uint64_t);
+    void *others[5];
+};
+
+void ostraca_use_xxh3(const struct xxh3 *);
 
 static hash fnv(const void *bytes, size_t length, uint64_t seed)
 {
@@ -143,7 +148,7 @@ int main(int count, char **words)
 {
     assert(count == 3);
     int64_t error;
-    ostraca_use_xxh3(fnv, NULL, NULL, NULL, NULL, NULL);
+    ostraca_use_xxh3(&(struct xxh3){.once = fnv});
     engine = ostraca_io_open(!strcmp(words[1], "threads"), 16 * PAGE, 32 * PAGE, 2, &error);
     assert(engine);
     printf("%s\n", ostraca_io_mode(engine));
