@@ -9,6 +9,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <time.h>
 
 /* Raise the number, here and in `__init__.py`, after every change of the interface. */
 #define OSTRACA_INTERFACE 11
@@ -27,6 +28,14 @@ struct part {
     uint64_t shape[DIMS_MAX];
     int64_t strides[DIMS_MAX]; /* bytes */
 };
+
+/* Returns the time on the monotonic clock. */
+static inline int64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec * (int64_t)1000000000 + now.tv_nsec;
+}
 
 /* Returns the first block outside of memory, or `blocks` if all are inside. */
 int64_t first_outside(uint64_t size, const int64_t *offsets, const uint32_t *lengths, int64_t blocks);

@@ -3,7 +3,6 @@
 #include "ostraca.h"
 
 #include <string.h>
-#include <time.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -194,13 +193,6 @@ PUBLIC int64_t ostraca_gather(uint8_t *memory, uint64_t size, const int64_t *off
     return blocks;
 }
 
-static double now_s(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
 /* Copies blocks with correct tags from slots to callers' memory; other blocks are not copied. which[b] is the index
  * of block b in first_part. No block is begun after `until_s` on the monotonic clock. Returns the number of
  * processed blocks, or -1, without any work, if a block lies outside of memory. */
@@ -213,7 +205,7 @@ PUBLIC int64_t ostraca_scatter(const uint8_t *memory, uint64_t size, const int64
         return -1;
     int streams = is_streamed(lengths, blocks);
     int64_t block = 0;
-    for (; block < blocks && now_s() < until_s; block++) {
+    for (; block < blocks && 1e-9 * (double)now_ns() < until_s; block++) {
         const uint8_t *slot = memory + offsets[block];
         good[block] = is_tagged(slot, lengths[block], seeds[block], tags + TAG_BYTES * block);
         if (!good[block])

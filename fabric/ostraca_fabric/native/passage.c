@@ -7,9 +7,9 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
-#include <time.h>
 
 #define VECTOR_MAX 1024 /* IOV_MAX of Linux */
+#define MS_NS 1000000
 
 /* As in `wire.passage`: blocks in order of transmission. */
 struct passage {
@@ -85,13 +85,6 @@ static int64_t receive_some(int descriptor, const struct passage *all, uint64_t 
     return received < 0 ? -errno : received;
 }
 
-static int64_t now_ms(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return now.tv_sec * (int64_t)1000 + now.tv_nsec / 1000000;
-}
-
 /* Receives at most `bytes_max` bytes of blocks after the first `passed` bytes, and then, if the blocks are
  * complete, into the tail. Waits at most `wait_ms` for the blocks to be complete, and no longer once the descriptor
  * `wake` is readable; 0 does not wait. Returns as `ostraca_send`; 0 is the stream's end. */
@@ -99,7 +92,7 @@ PUBLIC int64_t ostraca_receive(int descriptor, const struct passage *all, uint64
                                uint8_t *tail, uint64_t tail_bytes, int wake, int64_t wait_ms)
 {
     struct pollfd either[2] = {{.fd = descriptor, .events = POLLIN}, {.fd = wake, .events = POLLIN}};
-    int64_t until_ms = wait_ms ? now_ms() + wait_ms : 0;
+    int64_t until_ms = wait_ms ? now_ns() / MS_NS + wait_ms : 0;
     uint64_t left = 0, came = 0;
 
     if (!is_inside(all))
@@ -114,7 +107,7 @@ PUBLIC int64_t ostraca_receive(int descriptor, const struct passage *all, uint64
         came += step > 0 ? (uint64_t)step : 0;
         if (came >= left || came >= bytes_max || !wait_ms)
             break;
-        int64_t left_ms = until_ms - now_ms();
+        int64_t left_ms = until_ms - now_ns() / MS_NS;
         if (left_ms <= 0 || poll(either, 2, (int)left_ms) <= 0 || either[1].revents)
             break;
     }

@@ -8,7 +8,6 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <sys/prctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #define THREADS 16 /* at work at the same time, without the stalled ones */
@@ -33,13 +32,6 @@ struct pool {
     pthread_cond_t look; /* for the keeper */
     pthread_t keeper;
 };
-
-static int64_t now_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (int64_t)now.tv_sec * SECOND_NS + now.tv_nsec;
-}
 
 /* Moves an I/O by blocking calls. Returns as `io_finish` takes the error. */
 static int64_t move(struct io *io)
