@@ -89,7 +89,6 @@ struct io_drive {
     uint64_t drive_bytes;
     struct io_queue waiting, waiting_short;
     int is_listed;
-    uint64_t untold_bytes; /* of I/Os that have ended since the batch was last listed */
     int streak; /* short I/Os begun one after another */
     int64_t batches; /* not yet listed as ended */
     uint64_t bytes_under_way;

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/io_uring.h>
+#include <semaphore.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -43,9 +44,8 @@ struct ring {
     uint64_t wakes;
     atomic_int is_woken;
     pthread_t thread;
-    pthread_mutex_t starting;
-    pthread_cond_t started;
-    int error; /* of the start; -1 while unknown */
+    sem_t is_started;
+    int error; /* of the start */
 };
 
 static int enter(struct ring *ring, unsigned submitted, unsigned wanted)
@@ -215,6 +215,13 @@ static int try_read(struct ring *ring)
     return error;
 }
 
+static void close_ring(struct ring *ring)
+{
+    munmap(ring->rings, ring->rings_bytes);
+    munmap(ring->entries, ENTRIES * sizeof *ring->entries);
+    close(ring->descriptor);
+}
+
 static int open_ring(struct ring *ring)
 {
     int error = map_ring(ring, IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN);
@@ -225,11 +232,8 @@ static int open_ring(struct ring *ring)
     unsigned workers[2] = {KERNEL_WORKERS, KERNEL_WORKERS};
     syscall(SYS_io_uring_register, ring->descriptor, IORING_REGISTER_IOWQ_MAX_WORKERS, workers, 2);
     error = try_read(ring);
-    if (error) {
-        munmap(ring->rings, ring->rings_bytes);
-        munmap(ring->entries, ENTRIES * sizeof *ring->entries);
-        close(ring->descriptor);
-    }
+    if (error)
+        close_ring(ring);
     return error;
 }
 
@@ -238,12 +242,9 @@ static void *run(void *given)
     struct io_engine *engine = given;
     struct ring *ring = engine->backend_state;
     prctl(PR_SET_NAME, "drive");
-    int error = open_ring(ring); /* here: a ring for a single issuer belongs to the thread that opens the ring */
-    pthread_mutex_lock(&ring->starting);
-    ring->error = error;
-    pthread_cond_signal(&ring->started);
-    pthread_mutex_unlock(&ring->starting);
-    if (error)
+    ring->error = open_ring(ring); /* here: a ring for a single issuer belongs to the thread that opens the ring */
+    sem_post(&ring->is_started);
+    if (ring->error)
         return NULL;
     push_wake(ring);
     while (!fill(engine, ring) || ring->under_way) {
@@ -254,9 +255,7 @@ static void *run(void *given)
             usleep(REFUSED_US); /* a filter set after the start: drives look silent, and their health says so */
         reap(ring);
     }
-    munmap(ring->rings, ring->rings_bytes);
-    munmap(ring->entries, ENTRIES * sizeof *ring->entries);
-    close(ring->descriptor);
+    close_ring(ring);
     return NULL;
 }
 
@@ -271,21 +270,13 @@ static int start(struct io_engine *engine)
     struct ring *ring = calloc(1, sizeof *ring);
     if (!ring)
         return ENOMEM;
-    ring->error = -1;
     ring->wake = eventfd(0, EFD_CLOEXEC);
-    if (ring->wake < 0) {
-        free(ring);
-        return errno;
-    }
-    pthread_mutex_init(&ring->starting, NULL);
-    pthread_cond_init(&ring->started, NULL);
+    sem_init(&ring->is_started, 0, 0);
     engine->backend_state = ring;
-    int error = pthread_create(&ring->thread, NULL, run, engine);
+    int error = ring->wake < 0 ? errno : pthread_create(&ring->thread, NULL, run, engine);
     if (!error) {
-        pthread_mutex_lock(&ring->starting);
-        while (ring->error < 0)
-            pthread_cond_wait(&ring->started, &ring->starting);
-        pthread_mutex_unlock(&ring->starting);
+        while (sem_wait(&ring->is_started)) /* EINTR */
+            ;
         error = ring->error;
         if (error)
             pthread_join(ring->thread, NULL);
