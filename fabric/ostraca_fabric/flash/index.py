@@ -85,12 +85,18 @@ class BlockIndex:
         self._free_chunks = np.array(
             [_NO_CHUNK, 0], np.int32
         )  # first chunk of the free list; number of chunks ever taken
-        self._table = (at(self._prints), at(self._slots), at(self._passed), buckets, at(self._keys))
-        self._columns = (at(self._pages), at(self._lengths), at(self._tags))
+        self.locate()
         self._used = 0
         self._blocks = 0
         self.block_bytes = 0
         """Bytes of all blocks listed."""
+
+    def locate(self) -> None:
+        """Note where the arrays are, for C. Call after every move of the arrays, as in a copy."""
+        arrays = at(self._prints), at(self._slots), at(self._passed), len(self._passed), at(self._keys)
+        self._addresses = np.array(arrays, np.uint64)  # ``struct table`` of ``native/block_index.c``
+        self._table = at(self._addresses)
+        self._columns = at(self._pages), at(self._lengths), at(self._tags)
 
     def __len__(self) -> int:
         return self._blocks
@@ -118,7 +124,7 @@ class BlockIndex:
         """Return the row of each key, -1 for an unlisted key. *keys*: shape (n, 16)."""
         wanted = contiguous_keys(keys)
         rows = np.empty(len(wanted), np.intp)
-        library.ostraca_index_find(*self._table, at(wanted), at(rows), len(rows))
+        library.ostraca_index_find(self._table, at(wanted), at(rows), len(rows))
         return rows
 
     def read(
@@ -141,7 +147,7 @@ class BlockIndex:
         wanted = contiguous_keys(keys)
         is_listed = np.empty(len(wanted), np.bool_)
         listed = library.ostraca_index_has(
-            *self._table, at(wanted), self._columns[1], is_counted, at(is_listed), len(wanted)
+            self._table, at(wanted), self._columns[1], is_counted, at(is_listed), len(wanted)
         )
         return is_listed, listed
 
@@ -191,7 +197,7 @@ class BlockIndex:
         self._tags[rows] = _words(tags)[new]
         self._pages[rows] = offsets[new] // PAGE_BYTES
         self._lengths[rows] = lengths[new] if marks is None else lengths[new] | marks[new] << _MARK_SHIFT
-        library.ostraca_index_place(*self._table, at(rows), len(rows))
+        library.ostraca_index_place(self._table, at(rows), len(rows))
         self._used += len(new)
         self._blocks += len(new)
         self.block_bytes += int(lengths[new].sum(dtype=np.uint64))
@@ -201,7 +207,7 @@ class BlockIndex:
         """Remove single blocks. *rows* come from ``find``, each once."""
         rows = np.ascontiguousarray(rows, np.intp)
         assert not len(rows) or int(rows.min()) >= 0, "a key that was not found has no row"
-        emptied = library.ostraca_index_unplace(*self._table, at(rows), len(rows))
+        emptied = library.ostraca_index_unplace(self._table, at(rows), len(rows))
         assert emptied == len(rows), "a row was taken out that was not listed"
         self._blocks -= len(rows)
         self.block_bytes -= int(self.lengths(rows).sum(dtype=np.uint64))

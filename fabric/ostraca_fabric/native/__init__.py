@@ -42,8 +42,6 @@ _at = c_void_p  # an array's first byte
 _bytes = c_uint64
 _count = c_int64
 
-_index = [_at, _at, _at, c_uint64, _at]  # prints, slots, passed, buckets, keys by row
-
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     # memory, its size, offsets, lengths, seeds, tags made, blocks
     "ostraca_tags": (_count, [_at, _bytes, _at, _at, _at, _at, _count]),
@@ -113,12 +111,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     # states of the parts, rows, bytes wanted, numbers, room for how many, the part
     "ostraca_lru_evict": (_count, [_at, _at, c_int64, _at, _count, _count]),
     # the index, keys wanted, rows found, how many
-    "ostraca_index_find": (None, [*_index, _at, _at, _count]),
+    "ostraca_index_find": (None, [_at, _at, _at, _count]),
     # the index, keys wanted, lengths by row, whether read bits are set, which are listed, how many
-    "ostraca_index_has": (_count, [*_index, _at, _at, _count, _at, _count]),
+    "ostraca_index_has": (_count, [_at, _at, _at, _count, _at, _count]),
     # the index, rows, how many
-    "ostraca_index_place": (None, [*_index, _at, _count]),
-    "ostraca_index_unplace": (_count, [*_index, _at, _count]),
+    "ostraca_index_place": (None, [_at, _at, _count]),
+    "ostraca_index_unplace": (_count, [_at, _at, _count]),
     # pages, lengths and tags by row, rows, bytes of a page, whether read bits are set, offsets, lengths and
     # tags made, how many
     "ostraca_index_read": (None, [_at, _at, _at, _at, _bytes, _count, _at, _at, _at, _count]),

@@ -16,6 +16,7 @@
 #define BUCKETS_AHEAD 16
 #define ROWS_AHEAD 8
 
+/* As in `flash.index`. */
 struct table {
     uint8_t *prints; /* BUCKET_SLOTS per bucket; 0: empty slot */
     uint32_t *slots;
@@ -65,17 +66,18 @@ static int next_slot(const struct table *table, uint64_t bucket, uint8_t print, 
     return BUCKET_SLOTS;
 }
 
-static int64_t find(const struct table *table, const uint8_t *key)
+/* Returns the slot of the key's row, counted over all buckets, or -1. */
+static int64_t find_slot(const struct table *table, const uint8_t *key)
 {
     struct home home = home_of(table, key);
     uint64_t bucket = home.bucket;
     /* In a small table every bucket may have been passed, so the search also ends after a full round. */
     for (uint64_t seen = 0; seen < table->buckets; seen++, bucket = after(table, bucket)) {
-        int slot = next_slot(table, bucket, home.print, 0);
-        for (; slot < BUCKET_SLOTS; slot = next_slot(table, bucket, home.print, slot + 1)) {
-            uint32_t row = table->slots[BUCKET_SLOTS * bucket + (uint64_t)slot];
-            if (memcmp(table->keys + KEY_BYTES * (uint64_t)row, key, KEY_BYTES) == 0)
-                return row;
+        int within = next_slot(table, bucket, home.print, 0);
+        for (; within < BUCKET_SLOTS; within = next_slot(table, bucket, home.print, within + 1)) {
+            uint64_t slot = BUCKET_SLOTS * bucket + (uint64_t)within;
+            if (memcmp(table->keys + KEY_BYTES * (uint64_t)table->slots[slot], key, KEY_BYTES) == 0)
+                return (int64_t)slot;
         }
         if (!table->passed[bucket])
             break;
@@ -101,42 +103,39 @@ static void ask_for_row(const struct table *table, const uint8_t *key)
                            KEY_BYTES * (uint64_t)table->slots[BUCKET_SLOTS * home.bucket + (uint64_t)slot]);
 }
 
-/* Prefetches for later keys. `each` may be below 0, before the first key. */
-static void ask_ahead(const struct table *table, const uint8_t *wanted, int64_t each, int64_t count)
+/* Returns the row of wanted[each], or -1, and prefetches for later keys. The first `each` is -BUCKETS_AHEAD, before
+ * the first key. */
+static int64_t find(const struct table *table, const uint8_t *wanted, int64_t each, int64_t count)
 {
     if (each + BUCKETS_AHEAD < count)
         ask_for_bucket(table, wanted + KEY_BYTES * (each + BUCKETS_AHEAD));
     if (each + ROWS_AHEAD >= 0 && each + ROWS_AHEAD < count)
         ask_for_row(table, wanted + KEY_BYTES * (each + ROWS_AHEAD));
+    int64_t slot = each < 0 ? -1 : find_slot(table, wanted + KEY_BYTES * each);
+    return slot < 0 ? -1 : (int64_t)table->slots[slot];
 }
 
 /* rows[i] = row of wanted[i], or -1 if not listed. */
-PUBLIC void ostraca_index_find(uint8_t *prints, uint32_t *slots, uint32_t *passed, uint64_t buckets,
-                               const uint8_t *keys, const uint8_t *wanted, int64_t *rows, int64_t count)
+PUBLIC void ostraca_index_find(const struct table *table, const uint8_t *wanted, int64_t *rows, int64_t count)
 {
-    const struct table table = {prints, slots, passed, buckets, keys};
     for (int64_t each = -BUCKETS_AHEAD; each < count; each++) {
-        ask_ahead(&table, wanted, each, count);
+        int64_t row = find(table, wanted, each, count);
         if (each >= 0)
-            rows[each] = find(&table, wanted + KEY_BYTES * each);
+            rows[each] = row;
     }
 }
 
 /* is_listed[i] = whether wanted[i] has a row. Sets the read bits of these rows if `is_counted`. Returns the number
  * of listed keys. */
-PUBLIC int64_t ostraca_index_has(uint8_t *prints, uint32_t *slots, uint32_t *passed, uint64_t buckets,
-                                 const uint8_t *keys, const uint8_t *wanted, uint32_t *row_lengths,
+PUBLIC int64_t ostraca_index_has(const struct table *table, const uint8_t *wanted, uint32_t *row_lengths,
                                  int64_t is_counted, uint8_t *is_listed, int64_t count)
 {
-    const struct table table = {prints, slots, passed, buckets, keys};
     const uint32_t read_bit = is_counted ? READ_BIT : 0;
     int64_t listed = 0;
     for (int64_t each = -BUCKETS_AHEAD; each < count; each++) {
-        ask_ahead(&table, wanted, each, count);
-        if (each < 0)
-            continue;
-        int64_t row = find(&table, wanted + KEY_BYTES * each);
-        is_listed[each] = row >= 0;
+        int64_t row = find(table, wanted, each, count);
+        if (each >= 0)
+            is_listed[each] = row >= 0;
         if (row < 0)
             continue;
         row_lengths[row] |= read_bit;
@@ -158,52 +157,40 @@ static void place(const struct table *table, int64_t row)
     table->slots[BUCKET_SLOTS * bucket + (uint64_t)slot] = (uint32_t)row;
 }
 
-/* Gives each row a slot: the first empty slot from the home bucket of the row's key on. Keys must be written and
- * have no slot yet; the caller ensures enough empty slots. */
-PUBLIC void ostraca_index_place(uint8_t *prints, uint32_t *slots, uint32_t *passed, uint64_t buckets,
-                                const uint8_t *keys, const int64_t *rows, int64_t count)
-{
-    const struct table table = {prints, slots, passed, buckets, keys};
-    for (int64_t each = -BUCKETS_AHEAD; each < count; each++) {
-        if (each + BUCKETS_AHEAD < count)
-            ask_for_bucket(&table, keys + KEY_BYTES * rows[each + BUCKETS_AHEAD]);
-        if (each >= 0)
-            place(&table, rows[each]);
-    }
-}
-
 /* Returns whether the row had a slot; otherwise nothing changes. */
 static int unplace(const struct table *table, int64_t row)
 {
-    struct home home = home_of(table, table->keys + KEY_BYTES * row);
-    uint64_t bucket = home.bucket;
-    for (uint64_t seen = 0; seen < table->buckets; seen++, bucket = after(table, bucket)) {
-        int slot = next_slot(table, bucket, home.print, 0);
-        for (; slot < BUCKET_SLOTS; slot = next_slot(table, bucket, home.print, slot + 1)) {
-            if (table->slots[BUCKET_SLOTS * bucket + (uint64_t)slot] != (uint32_t)row)
-                continue;
-            table->prints[BUCKET_SLOTS * bucket + (uint64_t)slot] = 0;
-            for (uint64_t by = home.bucket; by != bucket; by = after(table, by))
-                table->passed[by]--;
-            return 1;
-        }
-        if (!table->passed[bucket])
-            break;
+    const uint8_t *key = table->keys + KEY_BYTES * row;
+    int64_t slot = find_slot(table, key);
+    if (slot < 0 || table->slots[slot] != (uint32_t)row)
+        return 0;
+    table->prints[slot] = 0;
+    for (uint64_t by = home_of(table, key).bucket; by != (uint64_t)slot / BUCKET_SLOTS; by = after(table, by))
+        table->passed[by]--;
+    return 1;
+}
+
+/* Gives each row a slot: the first empty slot from the home bucket of the row's key on. Keys must be written and
+ * have no slot yet; the caller ensures enough empty slots. */
+PUBLIC void ostraca_index_place(const struct table *table, const int64_t *rows, int64_t count)
+{
+    for (int64_t each = -BUCKETS_AHEAD; each < count; each++) {
+        if (each + BUCKETS_AHEAD < count)
+            ask_for_bucket(table, table->keys + KEY_BYTES * rows[each + BUCKETS_AHEAD]);
+        if (each >= 0)
+            place(table, rows[each]);
     }
-    return 0;
 }
 
 /* Empties the slots of rows whose keys are still written. Returns the number of emptied slots. */
-PUBLIC int64_t ostraca_index_unplace(uint8_t *prints, uint32_t *slots, uint32_t *passed, uint64_t buckets,
-                                     const uint8_t *keys, const int64_t *rows, int64_t count)
+PUBLIC int64_t ostraca_index_unplace(const struct table *table, const int64_t *rows, int64_t count)
 {
-    const struct table table = {prints, slots, passed, buckets, keys};
     int64_t emptied = 0;
     for (int64_t each = -BUCKETS_AHEAD; each < count; each++) {
         if (each + BUCKETS_AHEAD < count)
-            ask_for_bucket(&table, keys + KEY_BYTES * rows[each + BUCKETS_AHEAD]);
+            ask_for_bucket(table, table->keys + KEY_BYTES * rows[each + BUCKETS_AHEAD]);
         if (each >= 0)
-            emptied += unplace(&table, rows[each]);
+            emptied += unplace(table, rows[each]);
     }
     return emptied;
 }

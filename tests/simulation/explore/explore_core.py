@@ -12,15 +12,8 @@ from ostraca_fabric.native import at
 
 def rehouse(core: ShardCore) -> None:
     """Tell the parts of a copy that remember where their arrays lie."""
-    index, table = core.index, core.reservations.in_flight
-    index._table = (
-        at(index._prints),
-        at(index._slots),
-        at(index._passed),
-        len(index._passed),
-        at(index._keys),
-    )
-    index._columns = at(index._pages), at(index._lengths), at(index._tags)
+    core.index.locate()
+    table = core.reservations.in_flight
     table._at = at(table._places), len(table._places) - 1, at(table._keys)
 
 
