@@ -16,18 +16,8 @@
 
 #define TAG_BYTES 16
 #define KEY_BYTES 16
-#define DIMS_MAX 4
 
 #define PUBLIC __attribute__((visibility("default")))
-
-/* As in `parts.PART`: runs of contiguous bytes, laid out by shape and strides, outermost axis first. */
-struct part {
-    uint64_t address;
-    uint64_t run_bytes;
-    uint64_t dims;
-    uint64_t shape[DIMS_MAX];
-    int64_t strides[DIMS_MAX]; /* bytes */
-};
 
 /* Returns the time on the monotonic clock. */
 static inline int64_t now_ns(void)

@@ -12,6 +12,14 @@
 #define STREAM_BYTES ((uint64_t)2 << 20) /* smaller calls leave their copies in the caches for the next reader */
 #define LINE_BYTES 64
 
+/* As in `host_blocks.PART`: runs of contiguous bytes at equal distances. */
+struct part {
+    uint8_t *first;
+    uint64_t run_bytes;
+    uint64_t runs;
+    int64_t stride; /* bytes from one run to the next */
+};
+
 /* Copies past the caches. Memory overwritten as a whole need not be read first, which saves a third of the traffic. */
 static void stream(uint8_t *to, const uint8_t *from, size_t bytes)
 {
@@ -21,14 +29,8 @@ static void stream(uint8_t *to, const uint8_t *from, size_t bytes)
         memcpy(to, from, head);
         to += head, from += head, bytes -= head;
         for (; bytes >= LINE_BYTES; to += LINE_BYTES, from += LINE_BYTES, bytes -= LINE_BYTES) {
-            __m128i first = _mm_loadu_si128((const __m128i *)from);
-            __m128i second = _mm_loadu_si128((const __m128i *)(from + 16));
-            __m128i third = _mm_loadu_si128((const __m128i *)(from + 32));
-            __m128i fourth = _mm_loadu_si128((const __m128i *)(from + 48));
-            _mm_stream_si128((__m128i *)to, first);
-            _mm_stream_si128((__m128i *)(to + 16), second);
-            _mm_stream_si128((__m128i *)(to + 32), third);
-            _mm_stream_si128((__m128i *)(to + 48), fourth);
+            for (int at = 0; at < LINE_BYTES; at += 16)
+                _mm_stream_si128((__m128i *)(to + at), _mm_loadu_si128((const __m128i *)(from + at)));
         }
     }
 #endif
@@ -65,38 +67,6 @@ static inline void copy_run(uint8_t *to, const uint8_t *from, size_t bytes)
     }
 }
 
-/* Iterator over rows: the runs along a part's innermost axis. */
-struct walk {
-    const struct part *part;
-    uint64_t at[DIMS_MAX];
-    uint8_t *row;
-    uint64_t runs; /* per row */
-    int64_t stride;
-};
-
-static void walk_begin(struct walk *walk, const struct part *part)
-{
-    walk->part = part;
-    memset(walk->at, 0, sizeof walk->at);
-    walk->row = (uint8_t *)(uintptr_t)part->address;
-    walk->runs = part->dims ? part->shape[part->dims - 1] : 1;
-    walk->stride = part->dims ? part->strides[part->dims - 1] : 0;
-}
-
-/* Advances to the next row; returns 0 at the end. */
-static int walk_on(struct walk *walk)
-{
-    const struct part *part = walk->part;
-    for (int axis = (int)part->dims - 2; axis >= 0; axis--) {
-        walk->row += part->strides[axis];
-        if (++walk->at[axis] < part->shape[axis])
-            return 1;
-        walk->row -= part->strides[axis] * (int64_t)part->shape[axis];
-        walk->at[axis] = 0;
-    }
-    return 0;
-}
-
 /* Destination of a block's bytes: tag and slot. */
 struct sink {
     struct tagging *tag;
@@ -130,40 +100,31 @@ static void sink_empty(struct sink *sink)
 static void gather_part(const struct part *part, struct sink *sink)
 {
     size_t bytes = part->run_bytes;
-    struct walk walk;
-    walk_begin(&walk, part);
-    if (bytes > SMALL_RUN_BYTES)
+    const uint8_t *run = part->first;
+    if (bytes > SMALL_RUN_BYTES) {
         sink_empty(sink);
-    do {
-        const uint8_t *run = walk.row;
-        if (bytes > SMALL_RUN_BYTES)
-            for (uint64_t each = 0; each < walk.runs; each++, run += walk.stride)
-                sink_add(sink, run, bytes);
-        else
-            for (uint64_t each = 0; each < walk.runs; each++, run += walk.stride) {
-                if (sink->held + bytes > PIECE_BYTES)
-                    sink_empty(sink);
-                copy_run(sink->piece + sink->held, run, bytes);
-                sink->held += bytes;
-            }
-    } while (walk_on(&walk));
+        for (uint64_t each = 0; each < part->runs; each++, run += part->stride)
+            sink_add(sink, run, bytes);
+    } else
+        for (uint64_t each = 0; each < part->runs; each++, run += part->stride) {
+            if (sink->held + bytes > PIECE_BYTES)
+                sink_empty(sink);
+            copy_run(sink->piece + sink->held, run, bytes);
+            sink->held += bytes;
+        }
 }
 
 /* Returns the position of the next part's bytes. */
 static const uint8_t *scatter_part(const struct part *part, const uint8_t *slot, int is_streamed)
 {
     size_t bytes = part->run_bytes;
-    struct walk walk;
-    walk_begin(&walk, part);
-    do {
-        uint8_t *run = walk.row;
-        if (is_streamed && bytes >= 4 * LINE_BYTES)
-            for (uint64_t each = 0; each < walk.runs; each++, run += walk.stride, slot += bytes)
-                stream(run, slot, bytes);
-        else
-            for (uint64_t each = 0; each < walk.runs; each++, run += walk.stride, slot += bytes)
-                copy_run(run, slot, bytes);
-    } while (walk_on(&walk));
+    uint8_t *run = part->first;
+    if (is_streamed && bytes >= 4 * LINE_BYTES)
+        for (uint64_t each = 0; each < part->runs; each++, run += part->stride, slot += bytes)
+            stream(run, slot, bytes);
+    else
+        for (uint64_t each = 0; each < part->runs; each++, run += part->stride, slot += bytes)
+            copy_run(run, slot, bytes);
     return slot;
 }
 

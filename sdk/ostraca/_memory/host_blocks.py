@@ -34,18 +34,10 @@ from ostraca_fabric.errors import UsageError
 from ostraca_fabric.native import at, library
 from ostraca_fabric.tables.digests import TAG_BYTES
 
-AXES_MAX = 4
 PART = np.dtype(
-    [
-        ("address", np.uint64),
-        ("run_bytes", np.uint64),
-        ("dims", np.uint64),
-        ("shape", np.uint64, AXES_MAX),
-        ("strides", np.int64, AXES_MAX),
-    ]
+    [("address", np.uint64), ("run_bytes", np.uint64), ("runs", np.uint64), ("stride_bytes", np.int64)]
 )
-"""``struct part`` of ``native/ostraca.h``: runs of bytes, laid out by the first ``dims`` axes."""
-assert PART.itemsize == 8 * (3 + 2 * AXES_MAX), "C has eleven words of eight bytes, without gaps"
+"""``struct part`` of ``native/parts.c``: runs of bytes, *stride_bytes* from one to the next."""
 
 
 Shaped = tuple[tuple[int, ...], tuple[int, ...], Any]
@@ -132,14 +124,13 @@ def layout_of(axes: Axes) -> MemoryLayout:
     The computation takes tens of microseconds, and engines cut all blocks alike: cache the result.
     """
     run_bytes, merged = _merge_axes(axes)
-    outer, inner = merged[:-AXES_MAX], merged[-AXES_MAX:]
+    runs, stride_bytes = merged.pop() if merged else (1, 0)
     addresses = np.zeros(1, np.int64)
-    for size, stride in outer:
+    for size, stride in merged:
         addresses = (addresses[:, None] + np.arange(size) * stride).reshape(-1)
     parts = np.zeros(len(addresses), PART)
-    parts["address"], parts["run_bytes"], parts["dims"] = addresses, run_bytes, len(inner)
-    for axis, (size, stride) in enumerate(inner):
-        parts["shape"][:, axis], parts["strides"][:, axis] = size, stride
+    parts["address"], parts["run_bytes"] = addresses, run_bytes
+    parts["runs"], parts["stride_bytes"] = runs, stride_bytes
     return MemoryLayout(parts, axes.item_bytes * prod(axes.shape), axes.extent_bytes)
 
 
@@ -447,10 +438,12 @@ def _table(found: _Pieces) -> tuple[NDArray[np.void], NDArray[np.int64]]:
 
     Returns the parts and ``HostBlocks.first_part``.
     """
-    if len(found.layouts) == 1 and len(found.layouts[0].parts) == 1:  # true of most arrays
-        parts = np.repeat(found.layouts[0].parts, len(found.addresses))
-        parts["address"] += found.addresses
-        return parts, np.concatenate([np.zeros(1, np.int64), found.ends])
+    if len(found.layouts) == 1:  # true of most arrays
+        template = found.layouts[0].parts
+        parts = np.empty((len(found.addresses), len(template)), PART)
+        parts[:] = template
+        parts["address"] += found.addresses[:, None]
+        return parts.reshape(-1), np.concatenate([np.zeros(1, np.int64), found.ends]) * len(template)
     counts = np.array([len(layout.parts) for layout in found.layouts], np.int64)
     templates = np.concatenate([np.empty(0, PART), *(layout.parts for layout in found.layouts)])
     parts_of_piece = counts[found.kinds]
