@@ -178,41 +178,21 @@ static int map_ring(struct ring *ring, unsigned flags)
     return 0;
 }
 
-/* Reads a page of a file in memory through the ring: set-up alone does not prove that I/O is permitted. */
-static int try_read(struct ring *ring)
+/* Has the ring read a wake-up: set-up alone does not prove that I/O is permitted. */
+static int try_wake(struct ring *ring)
 {
-    enum { BYTES = 4096 };
-    uint8_t page[BYTES] = {1};
-    int file = (int)syscall(SYS_memfd_create, "io-trial", MFD_CLOEXEC); /* glibc 2.17 has no function */
-    if (file < 0 || ftruncate(file, BYTES)) {
-        int error = errno;
-        if (file >= 0)
-            close(file);
-        return error;
-    }
-    struct iovec into = {page, BYTES};
-    struct io_uring_sqe *entry = next_entry(ring);
-    entry->opcode = IORING_OP_READV;
-    entry->fd = file;
-    entry->addr = (uintptr_t)&into;
-    entry->len = 1;
-    push_entry(ring);
-    int result, error = EIO;
-    while ((result = enter(ring, ring->filled, 1)) < 0 && errno == EINTR)
+    uint64_t one = 1;
+    int entered;
+    if (write(ring->wake, &one, sizeof one) < 0)
+        return errno;
+    push_wake(ring);
+    while ((entered = enter(ring, ring->filled, 1)) < 0 && errno == EINTR)
         ;
-    if (result < 0) {
-        error = errno;
-    } else {
-        ring->filled = 0;
-        unsigned head = atomic_load(ring->head_done);
-        if (head != atomic_load(ring->tail_done)) {
-            int res = ring->done[head & ring->mask_done].res;
-            atomic_store(ring->head_done, head + 1);
-            error = res < 0 ? -res : res == BYTES && !page[0] ? 0 : EIO;
-        }
-    }
-    close(file);
-    return error;
+    if (entered < 0)
+        return errno;
+    ring->filled = 0;
+    reap(ring); /* begins the read of the next wake-up */
+    return ring->wakes == one ? 0 : EIO;
 }
 
 static void close_ring(struct ring *ring)
@@ -231,7 +211,7 @@ static int open_ring(struct ring *ring)
         return error;
     unsigned workers[2] = {KERNEL_WORKERS, KERNEL_WORKERS};
     syscall(SYS_io_uring_register, ring->descriptor, IORING_REGISTER_IOWQ_MAX_WORKERS, workers, 2);
-    error = try_read(ring);
+    error = try_wake(ring);
     if (error)
         close_ring(ring);
     return error;
@@ -246,7 +226,6 @@ static void *run(void *given)
     sem_post(&ring->is_started);
     if (ring->error)
         return NULL;
-    push_wake(ring);
     while (!fill(engine, ring) || ring->under_way) {
         int submitted = enter(ring, ring->filled, !ring->again);
         if (submitted > 0)
