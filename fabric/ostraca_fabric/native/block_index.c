@@ -148,8 +148,8 @@ static void place(const struct table *table, int64_t row)
 {
     struct home home = home_of(table, table->keys + KEY_BYTES * row);
     uint64_t bucket = home.bucket;
-    int slot = next_slot(table, bucket, 0, 0);
-    for (; slot == BUCKET_SLOTS; slot = next_slot(table, bucket, 0, 0)) {
+    int slot;
+    while ((slot = next_slot(table, bucket, 0, 0)) == BUCKET_SLOTS) {
         table->passed[bucket]++;
         bucket = after(table, bucket);
     }

@@ -166,11 +166,8 @@ static struct io *begin(struct io_batch *batch)
 /* Returns the queue whose turn it is: short batches overtake long ones, and cannot starve them. */
 static struct io_queue *turn_of(struct io_drive *drive)
 {
-    if (!drive->waiting_short.first)
-        return &drive->waiting;
-    if (!drive->waiting.first || drive->streak < SHORT_STREAK)
-        return &drive->waiting_short;
-    return &drive->waiting;
+    int may_overtake = !drive->waiting.first || drive->streak < SHORT_STREAK;
+    return drive->waiting_short.first && may_overtake ? &drive->waiting_short : &drive->waiting;
 }
 
 /* Whether limits let a drive begin an I/O. A drive without I/Os may always begin one: hung drives, which keep their

@@ -137,11 +137,8 @@ static void *keep(void *given)
         }
         if (pool->count < THREADS_MAX && pool->count - count_stalled(pool, NULL) < THREADS && !add_worker(engine, pool))
             continue;
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += LOOK_NS;
-        until.tv_sec += until.tv_nsec / SECOND_NS;
-        until.tv_nsec %= SECOND_NS;
+        int64_t until_ns = now_ns() + LOOK_NS;
+        struct timespec until = {until_ns / SECOND_NS, until_ns % SECOND_NS};
         pthread_cond_timedwait(&pool->look, &engine->lock, &until);
     }
     pthread_mutex_unlock(&engine->lock);

@@ -53,46 +53,34 @@ static int enter(struct ring *ring, unsigned submitted, unsigned wanted)
     return (int)syscall(SYS_io_uring_enter, ring->descriptor, submitted, wanted, IORING_ENTER_GETEVENTS, NULL, 0);
 }
 
-static struct io_uring_sqe *next_entry(struct ring *ring)
+static void push_entry(struct ring *ring, struct io_uring_sqe entry)
 {
-    unsigned tail = atomic_load_explicit(ring->tail, memory_order_relaxed);
-    struct io_uring_sqe *entry = &ring->entries[tail & ring->mask];
-    memset(entry, 0, sizeof *entry);
-    ring->order[tail & ring->mask] = tail & ring->mask;
-    return entry;
-}
-
-static void push_entry(struct ring *ring)
-{
+    unsigned at = atomic_load_explicit(ring->tail, memory_order_relaxed) & ring->mask;
+    ring->entries[at] = entry;
+    ring->order[at] = at;
     atomic_fetch_add_explicit(ring->tail, 1, memory_order_release);
     ring->filled++;
 }
 
 static void push_wake(struct ring *ring)
 {
-    struct io_uring_sqe *entry = next_entry(ring);
-    entry->opcode = IORING_OP_READ;
-    entry->fd = ring->wake;
-    entry->addr = (uintptr_t)&ring->wakes;
-    entry->len = sizeof ring->wakes;
-    push_entry(ring);
+    push_entry(ring, (struct io_uring_sqe){.opcode = IORING_OP_READ, .fd = ring->wake,
+                                           .addr = (uintptr_t)&ring->wakes, .len = sizeof ring->wakes});
 }
 
 static void push_io(struct ring *ring, struct io *io)
 {
-    struct io_uring_sqe *entry = next_entry(ring);
-    entry->fd = io->batch->drive->descriptor;
-    entry->user_data = (uintptr_t)io;
+    struct io_uring_sqe entry = {.fd = io->batch->drive->descriptor, .user_data = (uintptr_t)io};
     if (io->batch->operation == IO_FLUSH) {
-        entry->opcode = IORING_OP_FSYNC;
-        entry->fsync_flags = IORING_FSYNC_DATASYNC;
+        entry.opcode = IORING_OP_FSYNC;
+        entry.fsync_flags = IORING_FSYNC_DATASYNC;
     } else {
-        entry->opcode = io->batch->operation == IO_WRITE ? IORING_OP_WRITEV : IORING_OP_READV;
-        entry->addr = (uintptr_t)io->at;
-        entry->len = (unsigned)io->parts;
-        entry->off = (uint64_t)io_drive_offset(io);
+        entry.opcode = io->batch->operation == IO_WRITE ? IORING_OP_WRITEV : IORING_OP_READV;
+        entry.addr = (uintptr_t)io->at;
+        entry.len = (unsigned)io->parts;
+        entry.off = (uint64_t)io_drive_offset(io);
     }
-    push_entry(ring);
+    push_entry(ring, entry);
 }
 
 /* Acts on a completion: the rest of a short I/O goes on, and a complete read is checked. */
