@@ -92,7 +92,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     # offsets, how many, bytes of a chunk and of a slot, numbers made
     "ostraca_slots_number": (c_int64, [_at, _count, c_int64, c_int64, _at]),
     # offsets in staging, its size, offsets in the arena, its size, lengths, the longest allowed, how many
-    "ostraca_wave_fits": (c_int64, [_at, c_int64, _at, c_int64, _at, c_int64, _count]),
+    "ostraca_wave_fits": (c_int64, [_at, _bytes, _at, _bytes, _at, c_int64, _count]),
     # slots, mask, keys by row, keys wanted, rows found, how many
     "ostraca_table_find": (None, [_at, c_uint64, _at, _at, _at, _count]),
     # slots, mask, keys by row, numbers by row, keys and numbers wanted, positions and rows found, how many

@@ -1,8 +1,8 @@
 /* Slots of chunked memory, as in `slots.SlotPool`, with a state byte per page. */
 
-#include <string.h>
-
 #include "ostraca.h"
+
+#include <string.h>
 
 /* Ordered by the effort to free a page. NAMED is used only within a call, to detect a slot named twice. */
 enum { FREE, KEPT, TAKEN, QUARANTINE, NAMED };
@@ -152,20 +152,13 @@ PUBLIC int64_t ostraca_slots_number(const int64_t *offsets, int64_t count, int64
     return is_grid;
 }
 
-static int lies_within(int64_t offset, int64_t length, int64_t memory_bytes)
-{
-    return offset >= 0 && offset <= memory_bytes - length;
-}
-
 /* Returns whether every block has 1 to `longest` bytes, and lies within both memories. */
-PUBLIC int64_t ostraca_wave_fits(const int64_t *staging, int64_t staging_bytes, const int64_t *arena, int64_t arena_bytes,
-                                 const uint32_t *lengths, int64_t longest, int64_t count)
+PUBLIC int64_t ostraca_wave_fits(const int64_t *staging, uint64_t staging_bytes, const int64_t *arena,
+                                 uint64_t arena_bytes, const uint32_t *lengths, int64_t longest, int64_t count)
 {
     int64_t fits = 1;
-    for (int64_t each = 0; each < count; each++) {
-        int64_t length = lengths[each];
-        fits &= length >= 1 && length <= longest && lies_within(staging[each], length, staging_bytes) &&
-                lies_within(arena[each], length, arena_bytes);
-    }
-    return fits;
+    for (int64_t each = 0; each < count; each++)
+        fits &= lengths[each] >= 1 && lengths[each] <= longest;
+    return fits && first_outside(staging_bytes, staging, lengths, count) == count &&
+           first_outside(arena_bytes, arena, lengths, count) == count;
 }

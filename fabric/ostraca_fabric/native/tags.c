@@ -51,11 +51,10 @@ void tagging_free(struct tagging *state) { xxh3.free(state); }
 
 int64_t first_outside(uint64_t size, const int64_t *offsets, const uint32_t *lengths, int64_t blocks)
 {
-    int64_t block = 0;
-    while (block < blocks && offsets[block] >= 0 && (uint64_t)offsets[block] <= size &&
-           lengths[block] <= size - (uint64_t)offsets[block])
-        block++;
-    return block;
+    for (int64_t block = 0; block < blocks; block++)
+        if ((uint64_t)offsets[block] > size || lengths[block] > size - (uint64_t)offsets[block]) /* also below 0 */
+            return block;
+    return blocks;
 }
 
 /* Makes the tags of blocks. Returns `blocks`, or the first block outside of memory, with no tag made. */
