@@ -176,7 +176,7 @@ static int may_begin(struct io_drive *drive, int is_short)
 {
     struct io_engine *engine = drive->engine;
     uint64_t extra = is_short ? SHORT_BYTES : 0;
-    if (!engine->backend->may_begin(engine, drive))
+    if (engine->backend->may_begin && !engine->backend->may_begin(engine, drive))
         return 0;
     return !drive->under_way || (drive->bytes_under_way < engine->drive_bytes_max + extra &&
                                  engine->bytes_under_way < engine->bytes_max + extra);

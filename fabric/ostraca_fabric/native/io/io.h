@@ -127,7 +127,7 @@ struct backend {
     int (*start)(struct io_engine *); /* 0, or an errno */
     void (*wake)(struct io_engine *); /* work may begin; called with the lock held */
     void (*stop)(struct io_engine *); /* waits for threads; everything has ended */
-    int (*may_begin)(struct io_engine *, struct io_drive *); /* called with the lock held */
+    int (*may_begin)(struct io_engine *, struct io_drive *); /* called with the lock held; NULL: always */
 };
 
 extern const struct backend uring_backend;

@@ -110,19 +110,6 @@ static int may_begin(struct io_engine *engine, struct io_drive *drive)
     return drive->under_way < (is_stalled ? STALLED_THREADS_MAX : THREADS / 2);
 }
 
-/* Starts a thread, which counts as idle. Returns 0, or an errno. */
-static int add_worker(struct io_engine *engine, struct pool *pool)
-{
-    struct worker *worker = &pool->workers[pool->count];
-    worker->engine = engine;
-    int error = pthread_create(&worker->thread, NULL, work, worker);
-    if (!error) {
-        pool->count++;
-        pool->idle++;
-    }
-    return error;
-}
-
 /* Starts threads while work waits and no thread is idle. */
 static void *keep(void *given)
 {
@@ -135,8 +122,15 @@ static void *keep(void *given)
             pthread_cond_wait(&pool->look, &engine->lock);
             continue;
         }
-        if (pool->count < THREADS_MAX && pool->count - count_stalled(pool, NULL) < THREADS && !add_worker(engine, pool))
-            continue;
+        if (pool->count < THREADS_MAX && pool->count - count_stalled(pool, NULL) < THREADS) {
+            struct worker *worker = &pool->workers[pool->count];
+            worker->engine = engine;
+            if (!pthread_create(&worker->thread, NULL, work, worker)) {
+                pool->count++;
+                pool->idle++; /* until the thread runs */
+                continue;
+            }
+        }
         int64_t until_ns = now_ns() + LOOK_NS;
         struct timespec until = {until_ns / SECOND_NS, until_ns % SECOND_NS};
         pthread_cond_timedwait(&pool->look, &engine->lock, &until);

@@ -276,10 +276,4 @@ static void stop(struct io_engine *engine)
     free_ring(ring);
 }
 
-static int may_begin(struct io_engine *engine, struct io_drive *drive)
-{
-    (void)engine, (void)drive;
-    return 1;
-}
-
-const struct backend uring_backend = {"io_uring", start, wake, stop, may_begin};
+const struct backend uring_backend = {"io_uring", start, wake, stop, NULL};
