@@ -97,33 +97,34 @@ static void sink_empty(struct sink *sink)
     sink->held = 0;
 }
 
-static void gather_part(const struct part *part, struct sink *sink)
+static void gather_part(struct part part, struct sink *sink)
 {
-    size_t bytes = part->run_bytes;
-    const uint8_t *run = part->first;
+    size_t bytes = part.run_bytes;
+    const uint8_t *run = part.first;
     if (bytes > SMALL_RUN_BYTES) {
         sink_empty(sink);
-        for (uint64_t each = 0; each < part->runs; each++, run += part->stride)
+        for (uint64_t each = 0; each < part.runs; each++, run += part.stride)
             sink_add(sink, run, bytes);
-    } else
-        for (uint64_t each = 0; each < part->runs; each++, run += part->stride) {
-            if (sink->held + bytes > PIECE_BYTES)
-                sink_empty(sink);
-            copy_run(sink->piece + sink->held, run, bytes);
-            sink->held += bytes;
-        }
+        return;
+    }
+    for (uint64_t each = 0; each < part.runs; each++, run += part.stride) {
+        if (sink->held + bytes > PIECE_BYTES)
+            sink_empty(sink);
+        copy_run(sink->piece + sink->held, run, bytes);
+        sink->held += bytes;
+    }
 }
 
 /* Returns the position of the next part's bytes. */
-static const uint8_t *scatter_part(const struct part *part, const uint8_t *slot, int is_streamed)
+static const uint8_t *scatter_part(struct part part, const uint8_t *slot, int is_streamed)
 {
-    size_t bytes = part->run_bytes;
-    uint8_t *run = part->first;
+    size_t bytes = part.run_bytes;
+    uint8_t *run = part.first;
     if (is_streamed && bytes >= 4 * LINE_BYTES)
-        for (uint64_t each = 0; each < part->runs; each++, run += part->stride, slot += bytes)
+        for (uint64_t each = 0; each < part.runs; each++, run += part.stride, slot += bytes)
             stream(run, slot, bytes);
     else
-        for (uint64_t each = 0; each < part->runs; each++, run += part->stride, slot += bytes)
+        for (uint64_t each = 0; each < part.runs; each++, run += part.stride, slot += bytes)
             copy_run(run, slot, bytes);
     return slot;
 }
@@ -145,7 +146,7 @@ PUBLIC int64_t ostraca_gather(uint8_t *memory, uint64_t size, const int64_t *off
         sink.slot = memory + offsets[block];
         tagging_begin(sink.tag, seeds[block]);
         for (int64_t part = first_part[block]; part < first_part[block + 1]; part++)
-            gather_part(parts + part, &sink);
+            gather_part(parts[part], &sink);
         sink_empty(&sink);
         tagging_end(sink.tag, tags + TAG_BYTES * block);
     }
@@ -172,7 +173,7 @@ PUBLIC int64_t ostraca_scatter(const uint8_t *memory, uint64_t size, const int64
         if (!good[block])
             continue;
         for (int64_t part = first_part[which[block]]; part < first_part[which[block] + 1]; part++)
-            slot = scatter_part(parts + part, slot, streams);
+            slot = scatter_part(parts[part], slot, streams);
     }
     stream_end();
     return block;
