@@ -118,19 +118,16 @@ PUBLIC int64_t ostraca_receive(int descriptor, const struct passage *all, uint64
  * Returns 0, or -1, with nothing copied, if a block lies outside of memory. */
 PUBLIC int64_t ostraca_fill(const struct passage *all, uint64_t passed, const uint8_t *from, uint64_t bytes)
 {
+    struct iovec vector[VECTOR_MAX];
+    int used;
     if (!is_inside(all))
         return -1;
-    for (int64_t block = 0; block < all->blocks && bytes; block++) {
-        uint64_t length = all->lengths[block];
-        if (passed >= length) {
-            passed -= length;
-            continue;
+    while ((used = list_rest(vector, 0, all, passed, bytes)))
+        for (int each = 0; each < used; each++) {
+            memcpy(vector[each].iov_base, from, vector[each].iov_len);
+            from += vector[each].iov_len;
+            passed += vector[each].iov_len;
+            bytes -= vector[each].iov_len;
         }
-        uint64_t step = length - passed < bytes ? length - passed : bytes;
-        memcpy(all->memory + all->offsets[block] + passed, from, step);
-        from += step;
-        bytes -= step;
-        passed = 0;
-    }
     return 0;
 }
