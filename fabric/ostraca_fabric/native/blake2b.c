@@ -34,7 +34,7 @@ static inline uint64_t load(const uint8_t bytes[8])
     return le64toh(word);
 }
 
-/* Rows to hash. A message is key, padded to a block, prefix, row and suffix; all messages have equal length. */
+/* Rows to hash. A message is key, padded to a block, prefix, row and suffix. Messages have equal length. */
 struct batch {
     uint64_t chain[8]; /* at the start of a message */
     uint8_t *messages[LANES_MAX]; /* padded with zeros; key and prefix are written */
@@ -83,15 +83,18 @@ struct batch {
 PUBLIC int64_t ostraca_blake2b_rows(const uint8_t *key, uint64_t key_bytes, const uint8_t person[16],
                                     const uint8_t *prefix, uint64_t prefix_bytes, const uint8_t *rows,
                                     uint64_t row_bytes, const uint8_t *suffixes, uint64_t suffix_bytes,
-                                    uint64_t suffix_step, uint8_t *digests, uint64_t digest_bytes, int64_t count)
+                                    uint64_t suffix_step, uint8_t *digests, uint64_t digest_bytes,
+                                    int64_t count)
 {
     uint64_t prefix_start = key_bytes ? BLOCK_BYTES : 0, common_bytes = prefix_start + prefix_bytes;
     uint64_t message_bytes = common_bytes + row_bytes + suffix_bytes;
     uint64_t blocks = message_bytes ? (message_bytes - 1) / BLOCK_BYTES + 1 : 1;
-    struct batch batch = {.message_bytes = message_bytes, .common_bytes = common_bytes, .blocks = blocks,
-                          .rows = rows, .suffixes = suffixes, .row_bytes = row_bytes, .suffix_bytes = suffix_bytes,
-                          .suffix_step = suffix_step, .digests = digests, .digest_bytes = digest_bytes, .count = count};
-
+    struct batch batch = {
+        .message_bytes = message_bytes, .common_bytes = common_bytes, .blocks = blocks,
+        .rows = rows, .row_bytes = row_bytes,
+        .suffixes = suffixes, .suffix_bytes = suffix_bytes, .suffix_step = suffix_step,
+        .digests = digests, .digest_bytes = digest_bytes, .count = count,
+    };
     uint8_t *memory = calloc(LANES_MAX, blocks * BLOCK_BYTES);
     if (!memory)
         return -1;

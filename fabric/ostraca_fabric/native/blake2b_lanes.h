@@ -47,9 +47,9 @@ TARGET static void NAMED(hash)(const struct batch *batch)
         int rows = batch->count - first < LANES ? (int)(batch->count - first) : LANES;
         for (int lane = 0; lane < rows; lane++) {
             uint64_t row = (uint64_t)(first + lane);
-            uint8_t *own_bytes = batch->messages[lane] + batch->common_bytes;
-            memcpy(own_bytes, batch->rows + batch->row_bytes * row, batch->row_bytes);
-            memcpy(own_bytes + batch->row_bytes, batch->suffixes + batch->suffix_step * row, batch->suffix_bytes);
+            uint8_t *to = batch->messages[lane] + batch->common_bytes;
+            memcpy(to, batch->rows + batch->row_bytes * row, batch->row_bytes);
+            memcpy(to + batch->row_bytes, batch->suffixes + batch->suffix_step * row, batch->suffix_bytes);
         }
         memcpy(own, common, sizeof own);
         for (uint64_t block = begun; block < batch->blocks; block++)
@@ -58,7 +58,8 @@ TARGET static void NAMED(hash)(const struct batch *batch)
             uint64_t digest[8];
             for (int word = 0; word < 8; word++)
                 digest[word] = htole64(own[word][lane]);
-            memcpy(batch->digests + batch->digest_bytes * (uint64_t)(first + lane), digest, batch->digest_bytes);
+            memcpy(batch->digests + batch->digest_bytes * (uint64_t)(first + lane), digest,
+                   batch->digest_bytes);
         }
     }
 }

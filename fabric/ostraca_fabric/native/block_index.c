@@ -103,8 +103,8 @@ static void ask_for_row(const struct table *table, const uint8_t *key)
                            KEY_BYTES * (uint64_t)table->slots[BUCKET_SLOTS * home.bucket + (uint64_t)slot]);
 }
 
-/* Returns the row of wanted[each], or -1, and prefetches for later keys. The first `each` is -BUCKETS_AHEAD, before
- * the first key. */
+/* Returns the row of wanted[each], or -1, and prefetches for later keys. The first `each` is -BUCKETS_AHEAD,
+ * before the first key. */
 static int64_t find(const struct table *table, const uint8_t *wanted, int64_t each, int64_t count)
 {
     if (each + BUCKETS_AHEAD < count)

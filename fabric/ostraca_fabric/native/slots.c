@@ -152,13 +152,13 @@ PUBLIC int64_t ostraca_slots_number(const int64_t *offsets, int64_t count, int64
     return is_grid;
 }
 
-/* Returns whether every block has 1 to `longest` bytes, and lies within both memories. */
+/* Returns whether every block has 1 to `most` bytes, and lies within both memories. */
 PUBLIC int64_t ostraca_wave_fits(const int64_t *staging, uint64_t staging_bytes, const int64_t *arena,
-                                 uint64_t arena_bytes, const uint32_t *lengths, int64_t longest, int64_t count)
+                                 uint64_t arena_bytes, const uint32_t *lengths, int64_t most, int64_t count)
 {
     int64_t fits = 1;
     for (int64_t each = 0; each < count; each++)
-        fits &= lengths[each] >= 1 && lengths[each] <= longest;
+        fits &= lengths[each] >= 1 && lengths[each] <= most;
     return fits && first_outside(staging_bytes, staging, lengths, count) == count &&
            first_outside(arena_bytes, arena, lengths, count) == count;
 }

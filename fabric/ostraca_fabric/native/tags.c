@@ -52,8 +52,8 @@ void tagging_free(struct tagging *state) { xxh3.free(state); }
 int64_t first_outside(uint64_t size, const int64_t *offsets, const uint32_t *lengths, int64_t blocks)
 {
     for (int64_t block = 0; block < blocks; block++)
-        if ((uint64_t)offsets[block] > size || lengths[block] > size - (uint64_t)offsets[block]) /* also below 0 */
-            return block;
+        if ((uint64_t)offsets[block] > size || lengths[block] > size - (uint64_t)offsets[block])
+            return block; /* also below 0 */
     return blocks;
 }
 
@@ -77,7 +77,8 @@ PUBLIC int64_t ostraca_check(const uint8_t *memory, uint64_t size, const int64_t
     if (inside < blocks)
         return inside;
     for (int64_t block = 0; block < blocks; block++)
-        good[block] = is_tagged(memory + offsets[block], lengths[block], seeds[block], tags + TAG_BYTES * block);
+        good[block] = is_tagged(memory + offsets[block], lengths[block], seeds[block],
+                                tags + TAG_BYTES * block);
     return blocks;
 }
 

@@ -118,10 +118,9 @@ static void fill_vector(struct io *io)
 static struct io *io_new(struct io_engine *engine)
 {
     struct io *io = engine->spare;
-    if (io)
-        engine->spare = io->next;
-    else
-        io = malloc(sizeof *io);
+    if (!io)
+        return malloc(sizeof *io);
+    engine->spare = io->next;
     return io;
 }
 

@@ -210,7 +210,7 @@ static void *run(void *given)
     struct io_engine *engine = given;
     struct ring *ring = engine->backend_state;
     prctl(PR_SET_NAME, "drive");
-    ring->error = open_ring(ring); /* here: a ring for a single issuer belongs to the thread that opens the ring */
+    ring->error = open_ring(ring); /* here: a ring for a single issuer belongs to the thread that opens it */
     sem_post(&ring->is_started);
     if (ring->error)
         return NULL;
