@@ -6,10 +6,10 @@ from collections.abc import Callable, Coroutine
 
 import numpy as np
 import pytest
-from tests.support.simulated.drive_faults import DriveFaults
+from tests.support.simulated.drives.drive_faults import DriveFaults
+from tests.support.simulated.drives.simulated_drive import SimulatedDrive
+from tests.support.simulated.drives.simulated_flash import SimulatedFlash
 from tests.support.simulated.hosted import HostedDrive, HostedNetwork
-from tests.support.simulated.simulated_drive import SimulatedDrive
-from tests.support.simulated.simulated_flash import SimulatedFlash
 from tests.support.simulated.simulated_network import SimulatedNetwork
 from tests.support.simulated.virtual_hosts import HostsLoop, VirtualHost
 

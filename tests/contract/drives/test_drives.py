@@ -27,9 +27,9 @@ from tests.contract.drives.drive_contract import (
 )
 from tests.support.invariants import check_health
 from tests.support.nvme_tcp.tcp_target import TcpTarget
-from tests.support.simulated.memory_drive import MemoryDrive
-from tests.support.simulated.simulated_drive import SimulatedDrive
-from tests.support.simulated.simulated_flash import SimulatedFlash
+from tests.support.simulated.drives.memory_drive import MemoryDrive
+from tests.support.simulated.drives.simulated_drive import SimulatedDrive
+from tests.support.simulated.drives.simulated_flash import SimulatedFlash
 
 from ostraca_dpu_agent.adapters.nvme_tcp.tcp_drive import TcpDrive
 from ostraca_dpu_agent.adapters.nvme_tcp.tcp_paths import TcpPaths

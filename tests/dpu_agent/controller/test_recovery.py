@@ -12,7 +12,7 @@ import pytest
 from tests.support.agent.assembly import BLOCK_BYTES, DRIVE, FABRIC, SETTINGS, SHARD, HeldDrive
 from tests.support.agent.owned_shard import OwnedShard as OwnedCore
 from tests.support.agent.owned_shard import keys_of, rows16, seeds_of, tag_of
-from tests.support.simulated.memory_drive import MemoryDrive
+from tests.support.simulated.drives.memory_drive import MemoryDrive
 from tests.support.simulated.virtual_time import VirtualLoop
 
 from ostraca_dpu_agent.controller.recovery import read_slices, read_summaries, read_superblock

@@ -27,7 +27,7 @@ from tests.support.agent.assembly import (
 from tests.support.agent.owned_shard import OwnedShard, keys_of, seeds_of, tag_of
 from tests.support.agent.shard_invariants import check_core
 from tests.support.invariants import check_index
-from tests.support.simulated.memory_drive import MemoryDrive
+from tests.support.simulated.drives.memory_drive import MemoryDrive
 
 from ostraca_dpu_agent.controller.recovery import in_slices, read_summaries, read_superblock
 from ostraca_dpu_agent.settings import OwnerSettings

@@ -29,7 +29,7 @@ from tests.simulation.shard import history as shard_history
 from tests.simulation.shard import test_oracle as shard_scenes
 from tests.simulation.shard.many import begin
 from tests.simulation.shard.world import Setup as ShardSetup
-from tests.support.simulated.drive_faults import DriveFaults
+from tests.support.simulated.drives.drive_faults import DriveFaults
 from tests.support.simulated.simulated_membership import StoreFaults
 from tests.support.simulated.simulated_transport import TransferFaults
 from tests.support.simulated.virtual_time import VirtualLoop

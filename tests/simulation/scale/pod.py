@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tests.support.simulated.drive_faults import DriveFaults
+from tests.support.simulated.drives.drive_faults import DriveFaults
+from tests.support.simulated.drives.simulated_drive import SimulatedDrive
+from tests.support.simulated.drives.simulated_flash import SimulatedFlash
 from tests.support.simulated.hosted import HostedDrive
-from tests.support.simulated.simulated_drive import SimulatedDrive
-from tests.support.simulated.simulated_flash import SimulatedFlash
 from tests.support.simulated.simulated_membership import SimulatedMembership, SimulatedStore
 from tests.support.simulated.virtual_hosts import HostsLoop, VirtualHost
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from tests.simulation.shard.blocks import LENGTH_MAX
 from tests.simulation.shard.model import ViolationError
 from tests.simulation.shard.world import Fate, Setup, World
-from tests.support.simulated.drive_faults import DriveFaults
+from tests.support.simulated.drives.drive_faults import DriveFaults
 from tests.support.simulated.virtual_time import VirtualLoop
 
 from ostraca_fabric.model.extent import MIB

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from tests.support.simulated.drive_faults import Befell, Mishap
-from tests.support.simulated.simulated_flash import SimulatedFlash
+from tests.support.simulated.drives.drive_faults import Befell, Mishap
+from tests.support.simulated.drives.simulated_flash import SimulatedFlash
 
 from ostraca_fabric.flash.summary import PAGE, page_checksum
 from ostraca_fabric.flash.superblock import Superblock

@@ -17,8 +17,8 @@ import numpy as np
 from tests.simulation.shard.blocks import Block, key_of
 from tests.simulation.shard.listings import Copy, Listings
 from tests.simulation.shard.seam import Listed, Owner
-from tests.support.simulated.drive_faults import Befell
-from tests.support.simulated.simulated_flash import SimulatedFlash
+from tests.support.simulated.drives.drive_faults import Befell
+from tests.support.simulated.drives.simulated_flash import SimulatedFlash
 
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.telemetry.explain import EventKind

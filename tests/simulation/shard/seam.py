@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.simulation.shard.blocks import Block, key_of, keys_of, numbers_of, rows16, seed_of
 from tests.support.agent.shard_invariants import check_core
-from tests.support.simulated.simulated_drive import SimulatedDrive
+from tests.support.simulated.drives.simulated_drive import SimulatedDrive
 
 from ostraca_dpu_agent.controller.recovery import in_slices, read_summaries, read_superblock
 from ostraca_dpu_agent.settings import OwnerSettings

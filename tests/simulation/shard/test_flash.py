@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.contract.drives.drive_contract import at_page, pages, pieces, read, written
-from tests.support.simulated.drive_faults import Befell, DriveFaults
-from tests.support.simulated.simulated_drive import SimulatedDrive
-from tests.support.simulated.simulated_flash import SECTOR_BYTES, SimulatedFlash
+from tests.support.simulated.drives.drive_faults import Befell, DriveFaults
+from tests.support.simulated.drives.simulated_drive import SimulatedDrive
+from tests.support.simulated.drives.simulated_flash import SECTOR_BYTES, SimulatedFlash
 from tests.support.simulated.virtual_time import StandstillError, VirtualLoop
 
 from ostraca_fabric.model.extent import PAGE_BYTES

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from tests.simulation.shard.history import NUMBERS, History, play
 from tests.simulation.shard.world import Fate, Setup, World
-from tests.support.simulated.drive_faults import DriveFaults
+from tests.support.simulated.drives.drive_faults import DriveFaults
 from tests.support.simulated.virtual_time import VirtualLoop
 
 BATCHES, BATCH = 4, 25

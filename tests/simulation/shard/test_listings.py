@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.shard.history import play
 from tests.simulation.shard.listings import Listings
 from tests.simulation.shard.world import DRIVE, ENCLOSURE, FABRIC, SHARD
-from tests.support.simulated.simulated_flash import SimulatedFlash
+from tests.support.simulated.drives.simulated_flash import SimulatedFlash
 
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.model.extent import FIRST_SEGMENT_OFFSET, MIB, PAGE_BYTES, Geometry

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from tests.simulation.shard.history import play
 from tests.simulation.shard.model import ViolationError
 from tests.simulation.shard.world import Fate, Setup, World
-from tests.support.simulated.drive_faults import DriveFaults
+from tests.support.simulated.drives.drive_faults import DriveFaults
 from tests.support.simulated.virtual_time import VirtualLoop
 
 from ostraca_dpu_agent.shards.core import ShardCore, SummaryWrite

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from tests.simulation.shard.blocks import Block, seed_of
 from tests.simulation.shard.model import Model, ViolationError
 from tests.simulation.shard.seam import Listed, Owner
-from tests.support.simulated.drive_faults import Befell, DriveFaults
-from tests.support.simulated.simulated_drive import SimulatedDrive
-from tests.support.simulated.simulated_flash import SimulatedFlash
+from tests.support.simulated.drives.drive_faults import Befell, DriveFaults
+from tests.support.simulated.drives.simulated_drive import SimulatedDrive
+from tests.support.simulated.drives.simulated_flash import SimulatedFlash
 
 from ostraca_dpu_agent.shards.core import ShardSettings
 from ostraca_fabric.errors import OstracaError

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tests.support.agent.owned_shard import keys_of, rows16, seeds_of, tag_of
 from tests.support.agent.shard_invariants import check_core
 from tests.support.invariants import check_cache, check_slots
-from tests.support.simulated.memory_drive import MemoryDrive
+from tests.support.simulated.drives.memory_drive import MemoryDrive
 
 from ostraca_dpu_agent.adapters.peers.loopback_owners import LoopbackOwners
 from ostraca_dpu_agent.adapters.transports.inline_transport import InlineTransport

@@ -11,7 +11,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tests.support.simulated.joined import resolve
+from tests.support.simulated.drives.joined import resolve
 from tests.support.simulated.virtual_hosts import outside
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
-    from tests.support.simulated.simulated_drive import SimulatedDrive
+    from tests.support.simulated.drives.simulated_drive import SimulatedDrive
     from tests.support.simulated.virtual_hosts import VirtualHost
 
     from ostraca_fabric.connection.network import Accept, Listening, Network

@@ -13,7 +13,7 @@ from tests.dpu_agent.datapath.location.test_routing import E, fabric_map
 from tests.dpu_agent.datapath.test_space import VOLUME
 from tests.fabric.policies.test_placement import SECRET
 from tests.support.agent.assembly import chain_of
-from tests.support.simulated.memory_drive import MemoryDrive
+from tests.support.simulated.drives.memory_drive import MemoryDrive
 
 from ostraca_dpu_agent.datapath.location.locator import Locator, OwnerQuery
 from ostraca_dpu_agent.datapath.location.routing import Routes, ShardPart

@@ -9,7 +9,7 @@ from tests.simulation.fabric.history.strikes import BAD_DRIVES, ENCLOSURES, HARS
 from tests.simulation.fabric.world.blocks import VOLUMES
 from tests.simulation.fabric.world.process import REQUESTS_MAX, Lateness
 from tests.simulation.fabric.world.world import STRIKES, Setup
-from tests.support.simulated.drive_faults import DriveFaults
+from tests.support.simulated.drives.drive_faults import DriveFaults
 from tests.support.simulated.simulated_membership import StoreFaults
 from tests.support.simulated.simulated_transport import TransferFaults
 

@@ -20,7 +20,7 @@ from tests.simulation.fabric.history.strikes import BadDrives, Enclosures, Harsh
 from tests.simulation.fabric.oracle.resting import everything_is_found, rest
 from tests.simulation.fabric.world.watched import Watched
 from tests.simulation.fabric.world.world import Setup, World
-from tests.support.simulated.drive_faults import DriveFaults
+from tests.support.simulated.drives.drive_faults import DriveFaults
 from tests.support.simulated.virtual_hosts import HostsLoop
 
 from ostraca_fabric.model.outcome import Ack

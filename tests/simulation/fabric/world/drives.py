@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from tests.simulation.fabric.world.volume_records import are_volume_records
 from tests.simulation.shard.listings import Listings
 from tests.simulation.shard.model import ViolationError
-from tests.support.simulated.drive_faults import Befell, DriveFaults
-from tests.support.simulated.simulated_flash import SimulatedFlash
+from tests.support.simulated.drives.drive_faults import Befell, DriveFaults
+from tests.support.simulated.drives.simulated_flash import SimulatedFlash
 
 from ostraca_fabric.flash.rebuild import FoundShard
 from ostraca_fabric.flash.superblock import Superblock, chosen_copy, encode_superblock, examine_superblock

@@ -14,9 +14,9 @@ from tests.simulation.fabric.history.story import Story
 from tests.simulation.fabric.world import blocks
 from tests.simulation.fabric.world.links import CONNECTIONS
 from tests.simulation.fabric.world.worker import MIB, token_of
+from tests.support.simulated.drives.simulated_drive import SimulatedDrive
+from tests.support.simulated.drives.simulated_flash import SimulatedFlash
 from tests.support.simulated.hosted import HostedDrive, HostedNetwork
-from tests.support.simulated.simulated_drive import SimulatedDrive
-from tests.support.simulated.simulated_flash import SimulatedFlash
 from tests.support.simulated.simulated_membership import SimulatedMembership, SimulatedStore, StoreFaults
 from tests.support.simulated.simulated_network import SimulatedNetwork
 from tests.support.simulated.simulated_transport import SimulatedPlane, SimulatedTransport

@@ -15,8 +15,8 @@ from ostraca_fabric.model.extent import FIRST_SEGMENT_OFFSET, PAGE_BYTES, SUPERB
 
 if TYPE_CHECKING:
     from tests.simulation.fabric.world.process import AgentProcess
-    from tests.support.simulated.drive_faults import Mishap
-    from tests.support.simulated.simulated_flash import SimulatedFlash
+    from tests.support.simulated.drives.drive_faults import Mishap
+    from tests.support.simulated.drives.simulated_flash import SimulatedFlash
 
     from ostraca_fabric.flash.superblock import Superblock
     from ostraca_fabric.model.ids import DriveId, ShardId

@@ -31,7 +31,7 @@ from tests.simulation.fabric.world.worker import Ended, Worker
 from tests.simulation.shard.model import ViolationError
 from tests.support.agent.shard_invariants import check_core
 from tests.support.invariants import check_ledger
-from tests.support.simulated.drive_faults import DriveFaults
+from tests.support.simulated.drives.drive_faults import DriveFaults
 from tests.support.simulated.hosted import HostedNetwork
 from tests.support.simulated.simulated_membership import SimulatedStore, StoreFaults
 from tests.support.simulated.simulated_network import SimulatedNetwork

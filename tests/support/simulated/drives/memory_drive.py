@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.support.simulated.joined import io_of, ios, resolve
+from tests.support.simulated.drives.joined import io_of, ios, resolve
 
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId

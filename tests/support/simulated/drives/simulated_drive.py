@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.support.simulated.drive_faults import Befell, Mishap
-from tests.support.simulated.joined import io_of, ios, resolve
-from tests.support.simulated.simulated_flash import SimulatedFlash, WriteUnderWay
+from tests.support.simulated.drives.drive_faults import Befell, Mishap
+from tests.support.simulated.drives.joined import io_of, ios, resolve
+from tests.support.simulated.drives.simulated_flash import SimulatedFlash, WriteUnderWay
 
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId

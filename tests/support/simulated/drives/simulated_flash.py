@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.support.simulated.drive_faults import Befell, DriveFaults, Mishap
+from tests.support.simulated.drives.drive_faults import Befell, DriveFaults, Mishap
 
 from ostraca_fabric.model.extent import PAGE_BYTES
 
