@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.drives.flash_files import FlashFileError, displacement, goes_direct, open_flash
-from ostraca_fabric.drives.io_engine import IoEnd, IoEngine, IoOperation
+from ostraca_fabric.drives.io_engine import DriveEngine, IoEnd, IoEngine, IoOperation
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
@@ -71,7 +71,7 @@ class FileDrive:
         is_file: bool,
         settings: DriveSettings,
         path: str = "",
-        engine: IoEngine | None = None,
+        engine: DriveEngine | None = None,
     ) -> None:
         """Take the *descriptor*, and close it at the end. Without *engine* the drive has one of its own."""
         self.id = drive
@@ -95,7 +95,7 @@ class FileDrive:
 
         self._looking: Future[str | None] | None = None
         self._owns_engine = engine is None
-        self._engine = engine or IoEngine()
+        self._engine: DriveEngine = engine or IoEngine()
         self._handle = self._engine.attach(descriptor, size_bytes)
 
     @classmethod
@@ -105,7 +105,7 @@ class FileDrive:
         path: str,
         settings: DriveSettings | None = None,
         *,
-        engine: IoEngine | None = None,
+        engine: DriveEngine | None = None,
     ) -> FileDrive:
         """Open an existing drive, on *engine* or an engine of its own.
 

@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,6 +94,31 @@ class IoEnd(NamedTuple):
 
     error: int
     """errno of the last failure, or 0 for the end of the drive."""
+
+
+class DriveEngine(Protocol):
+    """Engine of open drives, as ``IoEngine`` defines it. Tests have a second implementation in Python."""
+
+    def attach(self, descriptor: int, size_bytes: int) -> int:
+        """Add a drive of *size_bytes* at an open *descriptor*; return a handle."""
+
+    def detach(self, drive: int) -> None:
+        """Remove a drive."""
+
+    def submit(
+        self,
+        drive: int,
+        operation: IoOperation,
+        pieces: Pieces | None,
+        check: TagCheck | None,
+        end: Callable[[IoEnd], None],
+        *,
+        states: NDArray[np.uint8] | None = None,
+    ) -> bool:
+        """Submit a batch on an event loop, which calls *end* later."""
+
+    def close(self) -> None:
+        """End after all drives."""
 
 
 class _Columns(ctypes.Structure):

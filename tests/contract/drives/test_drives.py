@@ -25,6 +25,7 @@ from tests.contract.drives.drive_contract import (
     tag_check,
     written,
 )
+from tests.contract.drives.engines import ENGINES, new_engine
 from tests.support.invariants import check_health
 from tests.support.nvme_tcp.tcp_target import TcpTarget
 from tests.support.simulated.drives.memory_drive import MemoryDrive
@@ -36,7 +37,7 @@ from ostraca_dpu_agent.adapters.nvme_tcp.tcp_paths import TcpPaths
 from ostraca_fabric.drives.drive_health import HealthSettings
 from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
-from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEngine
+from ostraca_fabric.drives.io_engine import DriveEngine, FlashIoSettings
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.ids import DriveId
@@ -55,36 +56,29 @@ def path(tmp_path: Path) -> Path:
     return made
 
 
-def opened(path: Path, *, is_direct: bool = True) -> FileDrive:
-    return FileDrive.open(
-        DRIVE, str(path), DriveSettings(is_direct=is_direct, pieces_queued_max=PIECES_QUEUED_MAX)
-    )
+def opened(path: Path, *, is_direct: bool = True, engine: DriveEngine | None = None) -> FileDrive:
+    settings = DriveSettings(is_direct=is_direct, pieces_queued_max=PIECES_QUEUED_MAX)
+    return FileDrive.open(DRIVE, str(path), settings, engine=engine)
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request: pytest.FixtureRequest) -> Iterator[DriveEngine]:
+    made = new_engine(request.param)
+    yield made
+    made.close()
 
 
 @pytest.fixture
-def file_drive(path: Path) -> Iterator[FileDrive]:
-    made = opened(path)
+def file_drive(path: Path, engine: DriveEngine) -> Iterator[FileDrive]:
+    made = opened(path, engine=engine)
     yield made
     made.close()
 
 
 class TestFileDrive(DriveContract):
     @pytest.fixture
-    async def drive(self, path: Path) -> AsyncIterator[FileDrive]:
-        made = opened(path)
-        yield made
-        made.close()
-
-
-class TestFileDriveWithoutIoUring(DriveContract):
-    @pytest.fixture
-    async def drive(self, path: Path) -> AsyncIterator[FileDrive]:
-        engine = IoEngine(FlashIoSettings(io_uring=False))
-        settings = DriveSettings(pieces_queued_max=PIECES_QUEUED_MAX)
-        made = FileDrive.open(DRIVE, str(path), settings, engine=engine)
-        yield made
-        made.close()
-        engine.close()
+    async def drive(self, file_drive: FileDrive) -> FileDrive:
+        return file_drive
 
 
 class TestTcpDrive(DriveContract):
@@ -168,8 +162,8 @@ def test_blocks_outlive_the_process_that_wrote_them(path: Path) -> None:
     assert path.stat().st_size == DRIVE_BYTES
 
 
-async def test_closing_waits_for_what_is_under_way(path: Path) -> None:
-    drive = opened(path)
+async def test_closing_waits_for_what_is_under_way(path: Path, engine: DriveEngine) -> None:
+    drive = opened(path, engine=engine)
     future = drive.submit_write(at_page(pages(256, b"x"), 0))
     drive.close()
     assert (await future).tolist() == [True]
@@ -187,9 +181,9 @@ async def test_a_file_cut_short_fails_the_reads_beyond_its_end_and_says_so(
     )
 
 
-@pytest.mark.parametrize("io_uring", [True, False])
-async def test_batches_of_many_sizes_lose_and_repeat_no_piece(path: Path, *, io_uring: bool) -> None:
-    engine = IoEngine(FlashIoSettings(io_uring=io_uring, drive_bytes_max=64 << 10))
+@pytest.mark.parametrize("name", ENGINES)
+async def test_batches_of_many_sizes_lose_and_repeat_no_piece(path: Path, name: str) -> None:
+    engine = new_engine(name, FlashIoSettings(drive_bytes_max=64 << 10))
     drive = FileDrive.open(DRIVE, str(path), engine=engine)
     rng = np.random.default_rng(7)
     for count in (1, 2, 3, 4, 7, 64, 300):
@@ -217,7 +211,7 @@ async def test_a_piece_outside_of_its_memory_moves_nothing(file_drive: FileDrive
     assert not target.any()
 
 
-async def test_an_error_of_the_device_fails_the_run_and_is_counted(path: Path) -> None:
+async def test_an_error_of_the_device_fails_the_run_and_is_counted(engine: DriveEngine) -> None:
     full = FileDrive(
         DRIVE,
         os.open("/dev/full", os.O_RDWR),
@@ -226,6 +220,7 @@ async def test_an_error_of_the_device_fails_the_run_and_is_counted(path: Path) -
         is_file=False,
         settings=DriveSettings(),
         path="/dev/full",
+        engine=engine,
     )
     assert await written(full, pieces(pages(2), [0, 1], [0, 4])) == [False, False]
     assert (full.failures, full.last_error.rpartition(": ")[2]) == (2, os.strerror(28))

@@ -17,10 +17,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.contract.drives.drive_contract import DRIVE_BYTES, at_page, pages, pieces, tag_check, written
+from tests.contract.drives.engines import ENGINES, PATIENT_ENGINES, new_engine
 from tests.support.simulated.stuck_memory import StuckMemory
 
 from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
-from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEngine
+from ostraca_fabric.drives.io_engine import DriveEngine, FlashIoSettings, IoEngine
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.tables.digests import PieceState
@@ -56,7 +57,7 @@ engine.close()
 IO_URING_SETUP, IO_URING_ENTER = 425, 426
 
 
-def new_drive(folder: Path, engine: IoEngine, name: str = "drive") -> FileDrive:
+def new_drive(folder: Path, engine: DriveEngine, name: str = "drive") -> FileDrive:
     path = folder / name
     with path.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, DRIVE_BYTES)
@@ -69,9 +70,9 @@ def threads() -> set[str]:
 
 
 class Pipe:
-    """Drive whose reads hang until the test feeds bytes, through io_uring alone."""
+    """Drive whose reads hang until the test feeds bytes."""
 
-    def __init__(self, folder: Path, engine: IoEngine) -> None:
+    def __init__(self, folder: Path, engine: DriveEngine) -> None:
         path = folder / "pipe"
         os.mkfifo(path)
         self.descriptor = os.open(path, os.O_RDWR)
@@ -88,23 +89,24 @@ class Pipe:
     def feed(self, page_count: int) -> None:
         threading.Thread(target=os.write, args=(self.descriptor, bytes(page_count * PAGE_BYTES))).start()
 
-    def feed_first(self) -> None:
+    async def feed_first(self) -> None:
         """Feed a page, and wait until a read under way has taken it."""
         os.write(self.descriptor, bytes(PAGE_BYTES))
-        while int.from_bytes(fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4)), sys.byteorder):
-            os.sched_yield()
+        while self._unread_bytes():  # noqa: ASYNC110 (a pipe has no event for it)
+            await asyncio.sleep(0)
+
+    def _unread_bytes(self) -> int:
+        unread = fcntl.ioctl(self.descriptor, termios.FIONREAD, bytes(4))
+        return int.from_bytes(unread, sys.byteorder)
 
     def close(self) -> None:
         self.drive.close()
         os.close(self.descriptor)
 
 
-@pytest.fixture
-def engine() -> Iterator[IoEngine]:
-    made = IoEngine()
-    if made.mode != "io_uring":
-        made.close()
-        pytest.skip("this kernel or container refuses io_uring")
+@pytest.fixture(params=PATIENT_ENGINES)
+def engine(request: pytest.FixtureRequest) -> Iterator[DriveEngine]:
+    made = new_engine(request.param)
     yield made
     made.close()
 
@@ -117,14 +119,15 @@ def test_where_a_filter_refuses_io_uring_threads_take_its_place(number: int) -> 
     assert told.stdout.split() == ["threads"]
 
 
-def test_the_mode_can_be_chosen(engine: IoEngine) -> None:
-    assert engine.mode == "io_uring"
-    other = IoEngine(FlashIoSettings(io_uring=False))
-    assert other.mode == "threads"
-    other.close()
+@pytest.mark.parametrize("mode", ["io_uring", "threads"])
+def test_the_mode_can_be_chosen(mode: str) -> None:
+    engine = new_engine(mode)
+    assert isinstance(engine, IoEngine)
+    assert engine.mode == mode
+    engine.close()
 
 
-async def test_thousands_of_ios_on_many_drives_all_end(tmp_path: Path, engine: IoEngine) -> None:
+async def test_thousands_of_ios_on_many_drives_all_end(tmp_path: Path, engine: DriveEngine) -> None:
     drives = [new_drive(tmp_path, engine, f"drive-{number}") for number in range(4)]
     source, target = pages(PAGES, b"t"), pages(PAGES)
     apart = np.concatenate([np.arange(0, PAGES, 2), np.arange(1, PAGES, 2)]).tolist()
@@ -140,25 +143,25 @@ async def test_thousands_of_ios_on_many_drives_all_end(tmp_path: Path, engine: I
         drive.close()
 
 
-async def test_a_hung_drive_stops_no_other(tmp_path: Path) -> None:
-    engine = IoEngine(FlashIoSettings(bytes_max=1 << 20))  # all of them taken by the drive that hangs
+@pytest.mark.parametrize("name", PATIENT_ENGINES)
+async def test_a_hung_drive_stops_no_other(tmp_path: Path, name: str) -> None:
+    engine = new_engine(name, FlashIoSettings(bytes_max=1 << 20))  # all of them taken by the drive that hangs
     pipe, other = Pipe(tmp_path, engine), new_drive(tmp_path, engine)
-    if engine.mode == "io_uring":
-        hung = [pipe.drive.submit_read(at_page(pages(LONG_PAGES), 0)) for _ in range(16)]
-        source = pages(LONG_PAGES, b"h")
-        for page in range(0, PAGES, LONG_PAGES):
-            assert await asyncio.wait_for(written(other, at_page(source, page)), 30.0) == [True]
-        assert not any(each.done() for each in hung)
-        pipe.feed(16 * LONG_PAGES)
-        assert np.concatenate(await asyncio.gather(*hung)).all()
+    hung = [pipe.drive.submit_read(at_page(pages(LONG_PAGES), 0)) for _ in range(16)]
+    source = pages(LONG_PAGES, b"h")
+    for page in range(0, PAGES, LONG_PAGES):
+        assert await asyncio.wait_for(written(other, at_page(source, page)), 30.0) == [True]
+    assert not any(each.done() for each in hung)
+    pipe.feed(16 * LONG_PAGES)
+    assert np.concatenate(await asyncio.gather(*hung)).all()
     pipe.close()
     other.close()
     engine.close()
 
 
-@pytest.mark.parametrize("io_uring", [True, False])
-async def test_a_flush_asks_the_device(tmp_path: Path, *, io_uring: bool) -> None:
-    engine = IoEngine(FlashIoSettings(io_uring=io_uring))
+@pytest.mark.parametrize("name", ENGINES)
+async def test_a_flush_asks_the_device(tmp_path: Path, name: str) -> None:
+    engine = new_engine(name)
     pipe, file = Pipe(tmp_path, engine), new_drive(tmp_path, engine)
     assert not await pipe.drive.submit_flush(), "a pipe can't be flushed, and says so"
     assert pipe.drive.last_error.startswith("flush: ")
@@ -190,7 +193,7 @@ async def test_hung_reads_take_few_threads_of_the_pool(tmp_path: Path) -> None:
         engine.close()
 
 
-async def test_progress_of_a_read_is_told_while_the_rest_hangs(tmp_path: Path, engine: IoEngine) -> None:
+async def test_progress_of_a_read_is_told_while_the_rest_hangs(tmp_path: Path, engine: DriveEngine) -> None:
     pipe, told = Pipe(tmp_path, engine), list[int]()
     wanted = pieces(pages(5), range(5), range(0, 10, 2))
     some_told = asyncio.Event()
@@ -213,8 +216,11 @@ async def test_progress_of_a_read_is_told_while_the_rest_hangs(tmp_path: Path, e
     pipe.close()
 
 
-async def test_short_batches_overtake_long_ones_and_do_not_starve_them(tmp_path: Path) -> None:
-    engine = IoEngine(FlashIoSettings(drive_bytes_max=PAGE_BYTES))
+@pytest.mark.parametrize("engine_name", PATIENT_ENGINES)
+async def test_short_batches_overtake_long_ones_and_do_not_starve_them(
+    tmp_path: Path, engine_name: str
+) -> None:
+    engine = new_engine(engine_name, FlashIoSettings(drive_bytes_max=PAGE_BYTES))
     pipe, order = Pipe(tmp_path, engine), list[str]()
 
     def submit(name: str, page_count: int) -> asyncio.Future[np.ndarray[tuple[int], np.dtype[np.bool_]]]:
@@ -222,22 +228,20 @@ async def test_short_batches_overtake_long_ones_and_do_not_starve_them(tmp_path:
         reading.add_done_callback(lambda _: order.append(name))
         return reading
 
-    if engine.mode == "io_uring":
-        under_way = [submit("first", LONG_PAGES)]
-        pipe.feed_first()
-        under_way.append(submit("long", LONG_PAGES))
-        under_way += [submit("short", 1) for _ in range(40)]
-        pipe.feed(2 * LONG_PAGES + 39)
-        await asyncio.gather(*under_way)
-        assert (order.pop(0), len(order)) == ("first", 41)
-        assert 1 <= order.index("long") <= 8
+    under_way = [submit("first", LONG_PAGES)]
+    await pipe.feed_first()
+    under_way.append(submit("long", LONG_PAGES))
+    under_way += [submit("short", 1) for _ in range(40)]
+    pipe.feed(2 * LONG_PAGES + 39)
+    await asyncio.gather(*under_way)
+    assert (order.pop(0), len(order)) == ("first", 41)
+    assert 1 <= order.index("long") <= 8
     pipe.close()
     engine.close()
 
 
-async def test_a_child_process_leaves_the_engine_of_its_parent_alone(
-    tmp_path: Path, engine: IoEngine
-) -> None:
+async def test_a_child_process_leaves_the_engine_of_its_parent_alone(tmp_path: Path) -> None:
+    engine = new_engine("io_uring")
     drive = new_drive(tmp_path, engine)
     writing = drive.submit_write(at_page(pages(PAGES, b"c"), 0))
     child = multiprocessing.get_context("fork").Process(target=int)
@@ -247,10 +251,64 @@ async def test_a_child_process_leaves_the_engine_of_its_parent_alone(
     assert (await writing).all()
     assert await written(drive, at_page(pages(1, b"d"), 0)) == [True]
     drive.close()
+    engine.close()
 
 
-def test_an_engine_serves_one_loop_after_the_other(tmp_path: Path, engine: IoEngine) -> None:
+def test_an_engine_serves_one_loop_after_the_other(tmp_path: Path, engine: DriveEngine) -> None:
     drive = new_drive(tmp_path, engine)
     for _ in range(2):
         assert asyncio.run(written(drive, Pieces.one(pages(1), drive_offset=0))) == [True]
     drive.close()
+
+
+async def _failed_ios(name: str, path: str, wanted: Pieces) -> int:
+    engine = new_engine(name)
+    drive = FileDrive(
+        DriveId("shelf/full"),
+        os.open(path, os.O_RDWR),
+        size_bytes=wanted.drive_offsets[-1] // 2,
+        has_volatile_cache=False,
+        is_file=False,
+        settings=DriveSettings(),
+        engine=engine,
+    )
+    assert not (await drive.submit_write(wanted)).any()
+    drive.close()
+    engine.close()
+    return drive.failures
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_all_engines_cut_a_batch_into_the_same_ios(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    longest = int(rng.choice([1, 40, 300]))
+    lengths = rng.integers(1, longest + 1, 700)
+    on = np.cumsum(lengths + (rng.random(700) < rng.choice([0.0, 0.01, 0.3]))) - lengths
+    wanted = pieces(pages(longest), [0] * 700, on.tolist(), lengths.tolist())
+    counts = {name: await _failed_ios(name, "/dev/full", wanted) for name in ENGINES}
+    assert len(set(counts.values())) == 1, counts
+    assert counts["reference"] >= lengths.sum() * PAGE_BYTES / (1 << 20)
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_all_engines_give_a_batch_the_same_states(tmp_path: Path, seed: int) -> None:
+    """Reads beyond the end of the file, and of the drive, of blocks of which some have other tags."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 5, 500)
+    on = (PAGES - 1000 + np.cumsum(lengths + rng.integers(0, 2, 500)) - lengths).tolist()
+    is_damaged = rng.random(500) < 0.1
+    source = pages(PAGES + 1000, b"s")
+    results = []
+    for name in ENGINES:
+        engine = new_engine(name)
+        drive = new_drive(tmp_path, engine, name)
+        (tmp_path / name).write_bytes(source[: (PAGES - 300) * PAGE_BYTES].data)
+        wanted = pieces(pages(PAGES + 1000), on, on, lengths.tolist())
+        check = tag_check(wanted, source)
+        check.tags[is_damaged] ^= 1
+        ends = await drive.submit_read(wanted, check)
+        results.append((ends.tolist(), check.states.tolist(), drive.failures))
+        drive.close()
+        engine.close()
+    assert results[0] == results[1] == results[2]
+    assert {*results[0][1]} == {*PieceState}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
 import time
 from contextlib import aclosing
@@ -13,6 +14,7 @@ from tests.support.agent.assembly import BLOCK_BYTES, DRIVE, FABRIC, SETTINGS, S
 from tests.support.agent.owned_shard import OwnedShard as OwnedCore
 from tests.support.agent.owned_shard import keys_of, rows16, seeds_of, tag_of
 from tests.support.simulated.drives.memory_drive import MemoryDrive
+from tests.support.simulated.drives.reference_engine import Done, ReferenceIo
 from tests.support.simulated.virtual_time import VirtualLoop
 
 from ostraca_dpu_agent.controller.recovery import read_slices, read_summaries, read_superblock
@@ -20,10 +22,11 @@ from ostraca_dpu_agent.shards.core import ShardCore
 from ostraca_dpu_agent.shards.shard import OwnedShard, core_of
 from ostraca_fabric.drives.drive_health import HealthSettings
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
+from ostraca_fabric.drives.io_engine import IoOperation
 from ostraca_fabric.errors import DriveError, FormatError
 from ostraca_fabric.flash.summary import SummaryLog, entries_of
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
-from ostraca_fabric.model.extent import ENTRIES_PER_PAGE, TAIL_SLOTS, Geometry, Pieces, generation
+from ostraca_fabric.model.extent import ENTRIES_PER_PAGE, PAGE_BYTES, TAIL_SLOTS, Geometry, Pieces, generation
 from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import EnclosureId, FabricId, OwnerEpoch
 from ostraca_fabric.model.outcome import PutState
@@ -38,9 +41,10 @@ class FailingLate(HeldDrive):
 
     fails_late = range(0)
 
-    def _read(self, pieces: Pieces, rows: slice) -> bool:
-        is_late = any(offset in self.fails_late for offset in pieces.drive_offsets[rows].tolist())
-        return super()._read(pieces, rows) and not is_late
+    def begin(self, io: ReferenceIo, done: Done) -> None:
+        places = range(io.offset, io.offset + io.size_bytes, PAGE_BYTES)
+        is_late = io.operation is IoOperation.READ and any(place in self.fails_late for place in places)
+        super().begin(io, lambda failure: done(errno.EIO if is_late else failure))
 
 
 async def recovered_core(drive: Drive) -> ShardCore:

@@ -11,10 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from tests.contract.drives.drive_contract import at_page, pages, pieces, read, written
 from tests.support.simulated.drives.drive_faults import Befell, DriveFaults
+from tests.support.simulated.drives.reference_engine import ReferenceEngine
 from tests.support.simulated.drives.simulated_drive import SimulatedDrive
 from tests.support.simulated.drives.simulated_flash import SECTOR_BYTES, SimulatedFlash
 from tests.support.simulated.virtual_time import StandstillError, VirtualLoop
 
+from ostraca_fabric.drives.io_engine import FlashIoSettings
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.ids import DriveId
 
@@ -34,8 +36,9 @@ def played(
     return flash
 
 
-def path(flash: SimulatedFlash) -> SimulatedDrive:
-    return SimulatedDrive(DriveId("e/d"), flash)
+def path(flash: SimulatedFlash, limits: FlashIoSettings | None = None) -> SimulatedDrive:
+    """Return a path of its own process, whose engine has these limits."""
+    return SimulatedDrive(DriveId("e/d"), flash, engine=ReferenceEngine(limits))
 
 
 def lying_at(flash: SimulatedFlash, page: int, count: int = 1) -> NDArray[np.uint8]:
@@ -194,6 +197,38 @@ def test_a_write_of_a_dead_process_lands_late_and_is_owed_for_what_it_spoils() -
             assert flash.mishaps[-1].kind is Befell.LATE
             return
     pytest.fail("no write landed late")
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+@pytest.mark.parametrize("late", [0.0, 1.0])
+def test_writes_that_the_engine_of_a_dead_process_had_not_begun_never_land(late: float, is_cut: bool) -> None:
+    async def scenario(flash: SimulatedFlash) -> None:
+        drive = path(flash, FlashIoSettings(drive_bytes_max=PAGE_BYTES))
+        writes = [drive.submit_write(at_page(pages(PAGES, name), 0)) for name in (b"a", b"b", b"c")]
+        assert len(flash.under_way) == 2, "as many as the engine's limit for short batches"
+        if is_cut:
+            flash.power_cut()
+        drive.crash()
+        await asyncio.sleep(2 * flash.faults.late_s)
+        assert not any(write.done() for write in writes)
+
+    landed = set()
+    for seed in range(10):
+        flash = played(scenario, DriveFaults(late=late), seed=seed)
+        landed |= {name for name in (b"a", b"b", b"c") if sectors_of(flash.image, pages(PAGES, name))}
+    assert landed == {b"a", b"b"}
+
+
+def test_queued_writes_outlive_a_power_cut_of_the_drive() -> None:
+    async def scenario(flash: SimulatedFlash) -> None:
+        drive = path(flash, FlashIoSettings(drive_bytes_max=PAGE_BYTES))
+        writes = [written(drive, at_page(pages(PAGES, name), 0)) for name in (b"a", b"b", b"c")]
+        ending = asyncio.gather(*writes)
+        await asyncio.sleep(0)
+        flash.power_cut()
+        assert await ending == [[False], [False], [True]]
+
+    assert np.array_equal(played(scenario).image, pages(PAGES, b"c"))
 
 
 def test_a_write_that_failed_may_land_all_the_same() -> None:

@@ -11,7 +11,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tests.support.simulated.drives.joined import resolve
+from tests.support.simulated.futures import resolve
 from tests.support.simulated.virtual_hosts import outside
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from tests.support.simulated.drives.joined import resolve
+from tests.support.simulated.futures import resolve
 from tests.support.simulated.virtual_hosts import outside
 
 from ostraca_fabric.errors import OstracaError, StoreAwayError

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from tests.support.simulated.drives.joined import resolve
+from tests.support.simulated.futures import resolve
 from tests.support.simulated.virtual_hosts import outside
 
 from ostraca_dpu_agent.adapters.transports.submitted_stream import SubmittedStreams

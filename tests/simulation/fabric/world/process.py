@@ -14,6 +14,7 @@ from tests.simulation.fabric.history.story import Story
 from tests.simulation.fabric.world import blocks
 from tests.simulation.fabric.world.links import CONNECTIONS
 from tests.simulation.fabric.world.worker import MIB, token_of
+from tests.support.simulated.drives.reference_engine import ReferenceEngine
 from tests.support.simulated.drives.simulated_drive import SimulatedDrive
 from tests.support.simulated.drives.simulated_flash import SimulatedFlash
 from tests.support.simulated.hosted import HostedDrive, HostedNetwork
@@ -29,6 +30,7 @@ from ostraca_dpu_agent.adapters.transports.inline_transport import InlineTranspo
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.settings import AgentSettings, MemorySettings, OwnerSettings
 from ostraca_fabric.drives.drive_health import DriveCondition
+from ostraca_fabric.drives.io_engine import FlashIoSettings
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.model.ids import AgentId, DriveId
 from ostraca_fabric.policies.endurance import EnduranceSettings
@@ -63,6 +65,7 @@ SETTINGS = AgentSettings(
         endurance=EnduranceSettings(ghost_bytes=4096),
     ),
     connections=CONNECTIONS,
+    flash_io=FlashIoSettings(drive_bytes_max=256 << 10),  # so few that I/Os wait for each other
     events_max=256,
     reopen_backoff_s=2.0,
     placement_turn_s=5.0,
@@ -107,6 +110,7 @@ class AgentProcess:
         """Whether it ends in order."""
 
         self._outside = outside
+        self._flash_io = ReferenceEngine(outside.settings.flash_io)
         transport: Transport = self.transport
         if outside.lies:
             transport = WrongWayTransport(
@@ -230,7 +234,8 @@ class AgentProcess:
         return record.addresses if record is not None else ()
 
     def _open_drive(self, record: DriveRecord) -> Drive:
-        drive = HostedDrive(SimulatedDrive(record.id, self._outside.flashes[record.id]))
+        flash = self._outside.flashes[record.id]
+        drive = HostedDrive(SimulatedDrive(record.id, flash, engine=self._flash_io))
         drive.on_write = lambda pieces: self.on_write(record.id, pieces)
         self.drives.append(drive)
         return drive

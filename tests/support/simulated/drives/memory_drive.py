@@ -1,44 +1,39 @@
-"""A drive in memory, whose faults are planted by whoever tests."""
+"""Drive in memory, with faults planted by tests."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import errno
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
-from tests.support.simulated.drives.joined import io_of, ios, resolve
+from tests.support.simulated.drives.device_drive import DeviceDrive
+from tests.support.simulated.drives.reference_engine import Done, ReferenceIo
 
-from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
+from ostraca_fabric.drives.io_engine import IoOperation
+from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.ids import DriveId
-from ostraca_fabric.tables.digests import TagCheck
 
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """What befalls I/Os that touch some bytes."""
+    """Fault of I/Os that touch some bytes."""
 
     offset: int
     length: int
     fails_reads: bool
     written_bytes: int | None
-    """How much of a write arrives before it fails; None: writes are not concerned."""
+    """Bytes of a write that arrive before the failure; None: writes are not concerned."""
 
     def touches(self, begin: int, end: int) -> bool:
         return begin < self.offset + self.length and self.offset < end
 
 
-class MemoryDrive:
+class MemoryDrive(DeviceDrive):
     """Implements ``ports.drive.Drive`` on the event loop's own thread, in the order of submission.
 
-    What is submitted is done at once, and its future resolves in a later turn of the loop. A fault befalls
-    all pieces of an I/O, those that join each other on the drive, as it does with a drive of flash.
+    An I/O is done at once, and the future resolves in a later turn of the loop. A fault befalls all pieces of
+    an I/O, as with a drive of flash.
     """
-
-    refuses_reads = False
-    refuses_writes = False
-    reads_given_up = writes_given_up = None
 
     def __init__(
         self,
@@ -49,109 +44,46 @@ class MemoryDrive:
         has_volatile_cache: bool = False,
     ) -> None:
         assert size_bytes % PAGE_BYTES == 0, "a drive has whole pages"
-        self.id = drive
-        self.size_bytes = size_bytes
-        self.has_volatile_cache = has_volatile_cache
-        self.is_file = False
+        super().__init__(
+            drive, size_bytes, pieces_queued_max=pieces_queued_max, has_volatile_cache=has_volatile_cache
+        )
         self.bytes = bytearray(size_bytes)
-        """What lies on the drive. Change it at will: that is what bit rot does."""
+        """Contents of the drive. Change them at will, as bit rot does."""
 
-        self._pieces_queued_max = pieces_queued_max
-        self._queued = 0
         self._faults: list[_Fault] = []
-        self._is_closed = False
 
     def fail_reads(self, offset: int, length: int) -> None:
         """Fail every read of these bytes from now on."""
         self._faults.append(_Fault(offset, length, fails_reads=True, written_bytes=None))
 
     def fail_writes(self, offset: int, length: int, *, written_bytes: int = 0) -> None:
-        """Fail every write of these bytes from now on; its first *written_bytes* arrive: a torn write."""
+        """Fail every write of these bytes from now on. The first *written_bytes* arrive: a torn write."""
         self._faults.append(_Fault(offset, length, fails_reads=False, written_bytes=written_bytes))
 
     def flip_bit(self, offset: int, bit: int = 0) -> None:
-        """Change one bit of what lies on the drive."""
+        """Change a bit on the drive."""
         self.bytes[offset] ^= 1 << bit
 
     def mend(self) -> None:
         """Take the planted faults away."""
         self._faults.clear()
 
-    @property
-    def queued(self) -> int:
-        """Pieces submitted and not ended."""
-        return self._queued
-
-    def submit_read(self, pieces: Pieces, check: TagCheck | None = None) -> asyncio.Future[NDArray[np.bool_]]:
-        """Read every piece, as the port says."""
-
-        def read(rows: slice) -> NDArray[np.bool_] | bool:
-            return self._read(pieces, rows) and (check is None or check.run(rows))
-
-        return self._submit(pieces, read)
-
-    def submit_write(self, pieces: Pieces) -> asyncio.Future[NDArray[np.bool_]]:
-        """Write every piece, as the port says."""
-        return self._submit(pieces, lambda rows: self._write(pieces, rows))
-
-    def submit_flush(self) -> asyncio.Future[bool]:
-        """Memory is as durable as it gets."""
-        flushed = asyncio.get_running_loop().create_future()
-        flushed.get_loop().call_soon(resolve, flushed, True)
-        return flushed
-
-    def submit_look(self) -> asyncio.Future[str | None]:
-        """Memory has no place where something else could lie."""
-        looked: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        looked.set_result("")
-        return looked
-
-    def close(self) -> None:
-        """Take nothing more."""
-        self._is_closed = True
-
-    def _submit(
-        self, pieces: Pieces, act: Callable[[slice], NDArray[np.bool_] | bool]
-    ) -> asyncio.Future[NDArray[np.bool_]]:
-        assert not self._is_closed, "the drive is closed"
-        pieces.check()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[NDArray[np.bool_]] = loop.create_future()
-        ends = np.zeros(len(pieces), np.bool_)
-        if self._queued + len(pieces) > self._pieces_queued_max:
-            future.set_result(ends)
-            return future
-        self._queued += len(pieces)
-        for rows in ios(pieces):
-            ends[rows] = act(rows)
-        loop.call_soon(self._end, future, ends)
-        return future
-
-    def _end(self, future: asyncio.Future[NDArray[np.bool_]], ends: NDArray[np.bool_]) -> None:
-        self._queued -= len(ends)
-        resolve(future, ends)
-
-    def _read(self, pieces: Pieces, rows: slice) -> bool:
-        begin, end, parts = io_of(pieces, rows)
-        if end > self.size_bytes:
-            return False
-        if any(fault.fails_reads and fault.touches(begin, end) for fault in self._faults):
-            return False
-        for part in parts:
-            part[:] = np.frombuffer(self.bytes, np.uint8, len(part), begin)
-            begin += len(part)
-        return True
-
-    def _write(self, pieces: Pieces, rows: slice) -> bool:
-        begin, end, parts = io_of(pieces, rows)
-        if end > self.size_bytes:
-            return False
-        written = np.concatenate(parts).tobytes()
-        torn = [
-            fault.written_bytes
-            for fault in self._faults
-            if fault.written_bytes is not None and fault.touches(begin, end)
-        ]
-        arrives = min(torn, default=len(written))
-        self.bytes[begin : begin + arrives] = written[:arrives]
-        return not torn
+    def begin(self, io: ReferenceIo, done: Done) -> None:
+        """Perform an I/O, or a planted fault."""
+        at, end = io.offset, io.offset + io.size_bytes
+        faults = [fault for fault in self._faults if fault.touches(at, end)]
+        if io.operation is IoOperation.READ:
+            if any(fault.fails_reads for fault in faults):
+                done(errno.EIO)
+                return
+            for part in io.parts:
+                part[:] = np.frombuffer(self.bytes, np.uint8, len(part), at)
+                at += len(part)
+            done(None)
+        elif io.operation is IoOperation.WRITE:
+            torn = [fault.written_bytes for fault in faults if fault.written_bytes is not None]
+            arrives = min(torn, default=io.size_bytes)
+            self.bytes[at : at + arrives] = np.concatenate(io.parts).tobytes()[:arrives]
+            done(errno.EIO if torn else None)
+        else:
+            done(None)  # memory is as durable as it gets

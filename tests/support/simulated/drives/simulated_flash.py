@@ -27,13 +27,12 @@ _LANDED_REMEMBERED = 256
 class WriteUnderWay:
     """A write that was submitted, and has not ended."""
 
-    number: int
     begin: int
     parts: list[NDArray[np.uint8]]
     """Memory of the submitter, as it is when the write lands."""
 
     decided: int
-    """Its number, had its submitter not stood still between deciding on it and submitting it."""
+    """Its number: that of its submission, or sooner if its submitter stood still before submitting it."""
 
     stop: Callable[[], None]
     """Keeps it from landing and from ending by itself."""
@@ -86,7 +85,7 @@ class SimulatedFlash:
         self.mishaps: list[Mishap] = []
         """Everything that befell, in order."""
 
-        self.under_way: dict[int, WriteUnderWay] = {}
+        self.under_way: list[WriteUnderWay] = []
         self.cuts = 0
         """Power cuts so far."""
 
@@ -220,8 +219,7 @@ class SimulatedFlash:
         in part by sectors, or not at all, in any order. Whoever waits for an I/O is told that it failed.
         """
         self.cuts += 1
-        under_way = list(self.under_way.values())
-        self.under_way.clear()
+        under_way, self.under_way = self.under_way, []
         open_writes = [(each.begin, each.data) for each in under_way]
         late = []
         for write, (begin, data) in zip(under_way, open_writes, strict=True):
