@@ -13,16 +13,7 @@ import numpy as np
 import pytest
 from tests.contract.drives.drive_contract import DRIVE_BYTES, at_page, pages, pieces, tag_check
 from tests.support.simulated.drives.device_drive import DeviceDrive
-from tests.support.simulated.drives.reference_engine import (
-    IO_BYTES_MAX,
-    PIECES_MAX,
-    SHORT_BYTES,
-    SHORT_STREAK,
-    Done,
-    ReferenceEngine,
-    ReferenceIo,
-    cut,
-)
+from tests.support.simulated.drives.reference_engine import Done, ReferenceEngine, ReferenceIo, cut
 
 from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEnd, IoOperation
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
@@ -31,7 +22,8 @@ from ostraca_fabric.tables.digests import PieceState
 
 LONG_PAGES = 128
 LONG_BYTES = LONG_PAGES * PAGE_BYTES
-SHORT_PAGES = SHORT_BYTES // PAGE_BYTES
+SHORT_PAGES = 64
+"""Of the longest short batch."""
 
 
 class Held:
@@ -81,7 +73,7 @@ def rows(*ends: int) -> list[slice]:
     return [slice(first, last) for first, last in zip((0, *ends), ends, strict=False)]
 
 
-MIB_PAGES = IO_BYTES_MAX // PAGE_BYTES
+MIB_PAGES = 256
 
 
 @pytest.mark.parametrize(
@@ -90,12 +82,13 @@ MIB_PAGES = IO_BYTES_MAX // PAGE_BYTES
         ([], [], rows()),
         ([4, 5, 7], [1, 1, 1], rows(2, 3)),
         ([5, 4], [1, 1], rows(1, 2)),
-        (range(2 * PIECES_MAX + 1), [1] * (2 * PIECES_MAX + 1), rows(PIECES_MAX, 2 * PIECES_MAX, 513)),
+        (range(513), [1] * 513, rows(256, 512, 513)),
+        ([0] * 300, [0] * 300, rows(256, 300)),
         ([0, MIB_PAGES - 1, MIB_PAGES], [MIB_PAGES - 1, 1, 1], rows(2, 3)),
         ([0, MIB_PAGES - 1], [MIB_PAGES - 1, 2], rows(1, 2)),
         ([0, 1, MIB_PAGES + 2], [1, MIB_PAGES + 1, 1], rows(1, 2, 3)),
     ],
-    ids=["nothing", "gap", "backwards", "pieces", "full", "too full", "long piece"],
+    ids=["nothing", "gap", "backwards", "pages", "pieces", "full", "too full", "long piece"],
 )
 def test_a_batch_is_cut_into_runs_of_adjacent_pieces(
     on: list[int], counts: list[int], expected: list[slice]
@@ -144,16 +137,16 @@ async def test_drives_take_turns() -> None:
 async def test_short_batches_overtake_long_ones_with_a_limit() -> None:
     held = Held(FlashIoSettings(drive_bytes_max=PAGE_BYTES))
     a = HeldUpDrive("a", held)
-    shorts = [f"a{place}" for place in range(10, 10 + 2 * SHORT_STREAK)]
+    shorts = [f"a{place}" for place in range(10, 26)]
     submit(a, 0, 1)
-    submit(a, *range(10, 10 + 2 * SHORT_STREAK), count=1)
+    submit(a, *range(10, 26), count=1)
     assert held.take_begun() == ["a0"]
     held.end("a0")
-    assert held.take_begun() == shorts[:SHORT_STREAK]
-    held.end(*shorts[:SHORT_STREAK])
+    assert held.take_begun() == shorts[:8]
+    held.end(*shorts[:8])
     assert held.take_begun() == ["a1"]
     held.end("a1")
-    assert held.take_begun() == shorts[SHORT_STREAK:]
+    assert held.take_begun() == shorts[8:]
 
 
 async def test_short_batches_have_room_on_top_of_the_limits() -> None:

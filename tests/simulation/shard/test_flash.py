@@ -253,6 +253,29 @@ def test_a_fence_takes_what_is_under_way_for_late_wherever_it_lands() -> None:
     assert set(played(scenario).owed) == {3}
 
 
+def test_a_write_is_as_old_as_the_decision_on_it() -> None:
+    async def scenario(flash: SimulatedFlash) -> None:
+        decided, drive = flash.upcoming, path(flash)
+        assert await written(path(flash), at_page(pages(1, b"a"), 1)) == [True]
+        flash.fence()
+        assert (await drive.submit_write(at_page(pages(1, b"b"), 2))).all()
+        assert (await drive.submit_write(at_page(pages(1, b"c"), 3), decided=decided)).all()
+
+    assert set(played(scenario).owed) == {3}
+
+
+def test_a_read_of_a_dead_process_leaves_its_memory_alone() -> None:
+    async def scenario(flash: SimulatedFlash) -> None:
+        drive, target = path(flash), pages(1)
+        flash.image[:] = 7
+        drive.submit_read(at_page(target, 0))
+        drive.crash()
+        await asyncio.sleep(1.0)
+        assert not target.any()
+
+    played(scenario)
+
+
 def test_what_a_process_changes_in_its_memory_before_a_write_has_ended_may_be_what_lands() -> None:
     async def scenario(flash: SimulatedFlash) -> None:
         memory = pages(1, b"a")
