@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tests.support.simulated.drives.drive_faults import DriveFaults
+from tests.support.simulated.drives.reference_engine import ReferenceEngine
 from tests.support.simulated.drives.simulated_drive import SimulatedDrive
 from tests.support.simulated.drives.simulated_flash import SimulatedFlash
 from tests.support.simulated.hosted import HostedDrive
@@ -103,6 +104,7 @@ class ControlledAgent:
         clock, pod = self.host.clock, self._pod
         self.drives: dict[DriveId, GuardedDrive] = {}
         self.paths: list[SimulatedDrive] = []
+        self._flash_io = ReferenceEngine(pod.settings.flash_io)
         self.owner = OwnerService(clock, EventRing(self.id, pod.settings.events_max, clock))
         self.handed_over = PreviousOwners(self.id, clock, lasts_s=pod.settings.drain_s)
         self.map = self.membership.map
@@ -155,7 +157,7 @@ class ControlledAgent:
         self.map = fabric_map
 
     def _open(self, record: DriveRecord) -> GuardedDrive:
-        path = SimulatedDrive(record.id, self._pod.flashes[record.id])
+        path = SimulatedDrive(record.id, self._pod.flashes[record.id], engine=self._flash_io)
         self.paths.append(path)
         return GuardedDrive(HostedDrive(path), self._pod.settings.health, self.host.clock)
 
