@@ -1,4 +1,4 @@
-"""Goals, measured folders and exemptions: the only place to change them."""
+"""Goals and measured folders: the only place to change them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ SUPPORT: Final = ("tests", "benchmarks", "demo", "scripts", "helm")
 
 FOLDERS: Final = (*CODE, *SUPPORT, "docs")
 """Folders with a limit of entries."""
-
-EXEMPT: Final = frozenset({"datapath"})
-"""Names of folders without limits on prose and on the size of modules; all other measures apply."""
 
 DATA_FOLDERS: Final = frozenset({"adr", "golden", "results"})
 DATA_SUFFIXES: Final = frozenset({".bin", ".csv", ".json", ".png", ".svg", ".txt", ".z"})

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeGuard
 
 from scripts.structure.config import BACKOFF_COPIES_MAX, MODULE_LINES_MAX
-from scripts.structure.sources import Source, is_exempt
+from scripts.structure.sources import Source
 from scripts.structure.table import Row, informative, limited
 
 
@@ -17,7 +17,7 @@ def line_rows(sources: Sequence[Source]) -> list[Row]:
     """Measure shipped packages."""
     lines = sum(len(source.text.splitlines()) for source in sources)
     comments = sum(map(commented_lines, sources))
-    lengths = {each.path: len(each.text.splitlines()) for each in sources if not is_exempt(each.path)}
+    lengths = {each.path: len(each.text.splitlines()) for each in sources}
     long = sorted(
         ((count, path) for path, count in lengths.items() if count > MODULE_LINES_MAX), reverse=True
     )

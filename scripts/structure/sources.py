@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from scripts.structure.config import EXEMPT
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -36,11 +34,6 @@ class Source:
     def package(self) -> str:
         """The origin of relative imports in this file."""
         return self.module if self.path.name == "__init__.py" else self.module.rpartition(".")[0]
-
-
-def is_exempt(path: PurePosixPath) -> bool:
-    """Return whether the file lies in a folder without limits on prose and size."""
-    return not EXEMPT.isdisjoint(path.parent.parts)
 
 
 def tracked_paths(*folders: str) -> list[PurePosixPath]:

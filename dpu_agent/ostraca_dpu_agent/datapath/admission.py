@@ -4,10 +4,10 @@ If the caller states its recompute time and loading would take longer, the block
 before any lease. Cached blocks and flash blocks are judged separately: a decline of either does not slow
 the other. Other callers are always admitted, but their bookings count for all.
 
-The latency estimator uses recent measurements and queues. A load waits in queues: of a drive, and of the way
-to a worker's arena. Each queue is measured while busy. Two numbers describe the queue: the time before the
-first byte, and the time per byte after that. A single speed from small loads alone would underestimate large
-loads and wrongly decline them.
+The latency estimator uses recent measurements and queues. A load waits in the queue of a drive, and in the
+queue for a worker's arena. Each queue is measured while busy. Two numbers describe the queue: the time before
+the first byte, and the time per byte after that. A single speed from small loads alone would underestimate
+large loads and wrongly decline them.
 
 Unknown is fast. A queue without measurements costs no time, and old measurements fade. A declined load
 measures nothing, so a formerly slow queue must be tried again.

@@ -111,7 +111,7 @@ class ReadPlan:
     """
 
     locations: BlockLocations
-    """Of all blocks of the request."""
+    """Locations of all blocks of the request."""
 
     positions: NDArray[np.intp]
     """Positions in the request."""
