@@ -6,10 +6,10 @@ few per cent, and a stopped peer costs almost no time. Without transfers, the th
 progress on a slow tick, for the sake of connections.
 
 A stream costs the event loop no turn per wave. The thread looks for ready blocks itself, every ``LOOK_S``,
-begins their waves, and gathers the news. The news of half of the blocks left is told, in the thread, then
-the news of half of the rest. News of slow waves is told sooner, after pauses of at least four milliseconds
-and half of the stream's time so far. So the telling grows with the logarithm of blocks and time. The
-loop hears of the end alone. Blocks from a worker go straight to their receiver.
+begins their waves, and gathers the news. The worker is told in the thread: about the first wave at once, so
+that checks begin, then about each quarter of the blocks. News of slow waves is told sooner, after pauses of
+at least four milliseconds and half of the stream's time so far. The loop hears of the end alone. Blocks from
+a worker go straight to their receiver.
 
 A transfer whose end NIXL can't tell is kept forever, unpolled and unreleased: its memory stays in
 quarantine.
@@ -60,6 +60,7 @@ LOOK_S = 5e-4
 STEPS_AT_ONCE = 8
 """Streams that the thread looks at between two polls: their number must not delay transfers."""
 
+NEWS_PER_STREAM = 4
 NEWS_S = 4e-3
 STUCK_S = 5.0
 """Limit for a NIXL call at shutdown. A longer call is abandoned, since it may never return."""
@@ -319,11 +320,9 @@ class NixlStream:
         """Whether the loop is about to take the news."""
 
         self._told_s = self._begun_s = time.monotonic()
-        self._left = len(queue)
-        """Blocks that the loop has not heard of."""
-
+        self._has_begun_telling = False
         self._untold = 0
-        """Settled blocks among them."""
+        """Settled blocks since the last news."""
 
     def look(self) -> None:
         """Wake the thread."""
@@ -394,10 +393,11 @@ class NixlStream:
         if not self._news or self._is_reporting:
             self._told_s = now_s
             return False
+        wanted = len(self._queue) / NEWS_PER_STREAM if self._has_begun_telling else 1
         pause_s = max(NEWS_S, (now_s - self._begun_s) / 2)
-        if 2 * self._untold < self._left and now_s - self._told_s <= pause_s:
+        if self._untold < wanted and now_s - self._told_s <= pause_s:
             return False
-        self._left, self._untold, self._told_s = self._left - self._untold, 0, now_s
+        self._has_begun_telling, self._untold, self._told_s = True, 0, now_s
         return True
 
     def _has_told(self) -> bool:
