@@ -98,7 +98,7 @@ class Workload:
         """Put a new batch from the caller's memory; return GB/s until acknowledged."""
         chain = self.new_chain()
         return self._put_rate(
-            chain, lambda: self.volume.put(chain, source=self._rows, deadline_s=DEADLINE_S, ack=ack)
+            chain, ack, lambda: self.volume.put(chain, source=self._rows, deadline_s=DEADLINE_S, ack=ack)
         )
 
     def put_slots(self, ack: Ack) -> float:
@@ -108,7 +108,7 @@ class Workload:
         for view, row in zip(lease, self._rows, strict=True):
             view[:] = row.data
         return self._put_rate(
-            chain, lambda: self.volume.put_slots(chain, lease, deadline_s=DEADLINE_S, ack=ack)
+            chain, ack, lambda: self.volume.put_slots(chain, lease, deadline_s=DEADLINE_S, ack=ack)
         )
 
     def close(self) -> None:
@@ -122,10 +122,11 @@ class Workload:
         into = self._rows[: len(chain)]
         return _checked_get_s(lambda: self.volume.get(chain, into=into, deadline_s=DEADLINE_S))
 
-    def _put_rate(self, chain: Chain, put: Callable[[], PutResult]) -> float:
+    def _put_rate(self, chain: Chain, ack: Ack, put: Callable[[], PutResult]) -> float:
         spent_s, result = timed(put)
         self.check_put(result)
-        self._wait_until_committed(chain)
+        if ack is Ack.STAGED:
+            self._wait_until_committed(chain)
         return self.batch_bytes / GB / spent_s
 
     def store(self, chain: Chain) -> None:
