@@ -50,7 +50,7 @@ End = Callable[[Positions, PutState | NDArray[np.uint8], Reason | NDArray[np.uin
 
 log = logging.getLogger(__name__)
 
-_RETRYABLE = (Reason.BUSY, Reason.INDEX_FULL)
+_IS_RETRYABLE = np.isin(np.arange(256), (Reason.BUSY, Reason.INDEX_FULL))
 """Reasons of an owner that may accept the block a moment later."""
 
 
@@ -280,7 +280,7 @@ class Space:
         if is_reserved.any():  # a waiting put asks often
             self._targets.append(ReservedShard(owner, part.shard, drive, base, given.owner_epoch, until_s))
         self._target[part.positions[is_reserved]] = len(self._targets) - 1
-        self.is_busy[part.positions] = (states == PutState.DECLINED) & np.isin(reasons, _RETRYABLE)
+        self.is_busy[part.positions] = (states == PutState.DECLINED) & _IS_RETRYABLE[reasons]
         self._end(part.positions[~is_reserved], states[~is_reserved], reasons[~is_reserved])
 
     async def _commit_at(

@@ -46,7 +46,7 @@ _EXPIRY_INTERVAL_S = 0.5
 
 _QUIESCE_CHECK_S = 0.01
 
-_MAY_GET_SPACE = (Reason.NO_SPACE, Reason.INDEX_FULL)
+_MAY_GET_SPACE = np.isin(np.arange(256), (Reason.NO_SPACE, Reason.INDEX_FULL))
 
 
 def core_of(superblock: Superblock, settings: OwnerSettings, *, earlier_pins_end_s: float = 0.0) -> ShardCore:
@@ -397,7 +397,7 @@ class OwnedShard:
         """
         allocations = reserve(np.arange(count))
         self.wake()
-        short = np.flatnonzero(np.isin(allocations.reasons, _MAY_GET_SPACE))
+        short = np.flatnonzero(_MAY_GET_SPACE[allocations.reasons])
         while len(short) and self.core.ring.opening is not None:
             wait_s = min(until_s - self._clock(), self._settings.opening_wait_s)
             if not await self._commits.ended_within(wait_s):
@@ -409,7 +409,7 @@ class OwnedShard:
             self.wake()
             allocations.states[short], allocations.reasons[short] = more.states, more.reasons
             allocations.reservations[short], allocations.offsets[short] = more.reservations, more.offsets
-            short = np.flatnonzero(np.isin(allocations.reasons, _MAY_GET_SPACE))
+            short = np.flatnonzero(_MAY_GET_SPACE[allocations.reasons])
         return allocations
 
     async def commit(

@@ -248,7 +248,8 @@ class WaveQueue:
         if self._is_stopped or len(self._under_way) >= _MOVES_AHEAD:
             return None
         ready = self._ready()
-        if not ready or (self._under_way and not self._is_frozen and ready < self._per_wave // 2):
+        is_rest = self._is_frozen or self._begun + ready == len(self)
+        if not ready or (self._under_way and not is_rest and ready < self._per_wave // 2):
             return None  # more blocks will be there before the wave under way has settled
         rows = np.nonzero((self._states == _GOOD) & ~self._is_begun)[0][: self._per_wave]
         self._is_begun[rows] = True
@@ -275,7 +276,9 @@ class WaveQueue:
     @property
     def is_over(self) -> bool:
         """Whether all waves have settled, and no other will begin."""
-        return not self._under_way and (self._is_stopped or (self._is_frozen and not self._ready()))
+        if self._under_way:
+            return False
+        return self._is_stopped or self._begun == len(self) or (self._is_frozen and not self._ready())
 
     def _ready(self) -> int:
         return self._states.tobytes().count(_GOOD) - self._begun

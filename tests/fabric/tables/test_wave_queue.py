@@ -69,6 +69,25 @@ def test_a_small_wave_begins_only_where_none_is_under_way_or_nothing_more_comes(
     assert last[1].tolist() == [3]
 
 
+def test_the_last_blocks_move_and_end_the_stream_without_a_freeze() -> None:
+    waves, states = queue([GOOD, *[PENDING] * 4])
+    first = waves.take()
+    assert first is not None
+    states[1:4] = GOOD
+    second = waves.take()
+    assert second is not None
+    waves.settle(first[0])
+    states[4] = GOOD
+    assert not waves.is_over
+    last = waves.take()
+    assert last is not None, "no other block will be there"
+    assert last[1].tolist() == [4]
+    waves.settle(second[0])
+    assert not waves.is_over
+    waves.settle(last[0])
+    assert waves.is_over
+
+
 def test_blocks_that_become_good_after_the_freeze_never_move() -> None:
     waves, states = queue([GOOD, PENDING, DAMAGED])
     frozen = waves.freeze()

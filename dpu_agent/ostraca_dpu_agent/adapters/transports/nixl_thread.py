@@ -331,8 +331,9 @@ class NixlStream:
     def freeze(self) -> NDArray[np.uint8]:
         """Let no further block become ready, as the port specifies."""
         with self._lock:
-            states = self._queue.freeze()
-        self.look()
+            was_over, states = self._queue.is_over, self._queue.freeze()
+        if not was_over:
+            self.look()
         return states
 
     def stop(self) -> NDArray[np.intp]:
