@@ -1,7 +1,6 @@
 """Requests between agents, mostly to shard owners.
 
-The other agent is in the same process or on another host. Every call is encoded and decoded, also within a
-process, so that a remote shard owner behaves the same.
+The other agent is in the same process or on another host.
 """
 
 from __future__ import annotations

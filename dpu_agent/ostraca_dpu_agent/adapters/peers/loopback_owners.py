@@ -1,4 +1,8 @@
-"""Calls to agents of the same process, encoded and decoded as over the network."""
+"""Calls to agents of the same process.
+
+Messages are immutable and are passed as they are. A look-up of the agent's own shard would otherwise spend
+most of its time in the codec.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Coroutine
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -21,8 +25,6 @@ from ostraca_fabric.ports.owners import AgentService
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.telemetry.requests import current_label
 from ostraca_fabric.telemetry.status import PeerStatus
-from ostraca_fabric.wire.codec import FROM_AGENT, TO_AGENT
-from ostraca_fabric.wire.frames import HEADER_BYTES, encode
 from ostraca_fabric.wire.messages import (
     AgentRequest,
     AnswerToAgent,
@@ -77,9 +79,9 @@ class LoopbackOwners:
         if service is None:
             raise ConnectError(f"agent {agent} is not in this process")
         numbered = msgspec.structs.replace(request, request=next(self._numbers), label=current_label())
-        answer = _start(service, _encode(numbered))
-        if isinstance(answer, bytes):
-            return _decode(answer)
+        answer = _start(service, numbered)
+        if not isinstance(answer, Coroutine):
+            return answer
         answering = self._answering.spawn(answer)
         is_waited_for = False
         try:
@@ -90,64 +92,56 @@ class LoopbackOwners:
                 answering.add_done_callback(lambda late: self._give_back(agent, late))
         if not done:
             raise TimeoutError(f"agent {agent} did not answer within {request.deadline_s:.3f} s")
-        return _decode(answering.result())
+        return answering.result()
 
     def tell(self, agent: AgentId, notice: OwnerNotice) -> None:
         """Deliver a notice, which needs no answer."""
         service = self.services.get(agent)
         if service is None:
             return
-        payload = _encode(notice)
         try:
-            service.notice(cast("OwnerNotice", FROM_AGENT.decode(payload)))
+            service.notice(notice)
         except Exception:
             log.exception("A %s for agent %s failed", type(notice).__name__, agent)
 
-    def _give_back(self, agent: AgentId, late: asyncio.Task[bytes]) -> None:
+    def _give_back(self, agent: AgentId, late: asyncio.Task[AnswerToAgent]) -> None:
         """Release pins and reservations of an abandoned answer."""
         if late.cancelled():  # the owner was stopped
             return
-        release = release_of(_decode(late.result()))
+        release = release_of(late.result())
         if release is not None:
             self.tell(agent, release)
 
 
-def _decode(payload: bytes) -> AnswerToAgent:
-    return cast("AnswerToAgent", TO_AGENT.decode(payload))
-
-
-def _start(service: AgentService, payload: bytes) -> bytes | Coroutine[Any, Any, bytes]:
+def _start(
+    service: AgentService, request: AgentRequest
+) -> AnswerToAgent | Coroutine[Any, Any, AnswerToAgent]:
     """Start a request; return the answer, or the coroutine to run.
 
     An immediate answer needs no task: for a lookup, the task would cost more than the work.
     """
-    request = cast("AgentRequest", FROM_AGENT.decode(payload))
     try:
         answer = service.answer(request)
     except Exception as error:  # noqa: BLE001 (returned to the caller)
-        return _encode_failure(request, error)
-    return _await_answer(request, answer) if isinstance(answer, Awaitable) else _encode(answer)
+        return _failure(request, error)
+    return _await_answer(request, answer) if isinstance(answer, Awaitable) else answer
 
 
-async def _await_answer(request: AgentRequest, answer: Awaitable[AnswerToAgent]) -> bytes:
+async def _await_answer(request: AgentRequest, answer: Awaitable[AnswerToAgent]) -> AnswerToAgent:
     try:
-        return _encode(await answer)
+        return await answer
     except Exception as error:  # noqa: BLE001 (returned to the caller)
-        return _encode_failure(request, error)
+        return _failure(request, error)
 
 
-def _encode_failure(request: AgentRequest, error: Exception) -> bytes:
-    """Encode the service's exception, as a connection does."""
+def _failure(request: AgentRequest, error: Exception) -> Failure:
+    """Return the service's exception as a connection does."""
     if isinstance(error, ProtocolError | RefusedError):
-        return _encode(Failure(request.request, error.code, str(error)))
+        return Failure(request.request, error.code, str(error))
     if isinstance(error, UsageError):
-        return _encode(Failure(request.request, "usage", str(error)))
+        return Failure(request.request, "usage", str(error))
     log.error("A %s failed", type(request).__name__, exc_info=error)
-    return _encode(Failure(request.request, "internal", "the agent failed: see the agent's log"))
-
-
-def _encode(message: Message) -> bytes:
-    return bytes(memoryview(encode(message))[HEADER_BYTES:])
+    return Failure(request.request, "internal", "the agent failed: see the agent's log")
 
 
 def release_of(answer: Message) -> Release | None:

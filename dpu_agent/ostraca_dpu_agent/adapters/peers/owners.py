@@ -1,9 +1,8 @@
 """Calls to shard owners at other agents, and at agents of this process.
 
-Calls within the process are encoded and decoded too, as over the network. Each peer has one connection, made
-on first use (``peer_connection``). Requests are not batched: a data path's request to a shard owner is a
-single message already. Messages of different workers also have different deadlines and labels
-(docs/adr/0022).
+Each peer has one connection, made on first use (``peer_connection``). Requests are not batched: a data path's
+request to a shard owner is a single message already. Messages of different workers also have different
+deadlines and labels (docs/adr/0022).
 """
 
 from __future__ import annotations
