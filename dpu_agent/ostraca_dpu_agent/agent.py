@@ -118,6 +118,7 @@ class Agent:
             staging=self._staging,
             drives=self._drives,
             owners=owners,
+            here=self._owner,
             routes=self._routes.newest,
             clock=clock,
             events=self._events,

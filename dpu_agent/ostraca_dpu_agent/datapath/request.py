@@ -36,7 +36,7 @@ from ostraca_fabric.model.ids import AgentId, DriveId, TenantId
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.membership import Membership
-from ostraca_fabric.ports.owners import Owners
+from ostraca_fabric.ports.owners import LocalShards, Owners
 from ostraca_fabric.ports.transport import RemoteArena
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.runtime.threads import show_name
@@ -266,12 +266,13 @@ class RequestContext:
         staging: Staging,
         drives: Mapping[DriveId, Drive],
         owners: Owners,
+        here: LocalShards,
         routes: Callable[[], Routes],
         clock: Callable[[], float],
         events: EventRing,
         membership: Membership,
     ) -> None:
-        """Work with the newest *routes*, and the live settings of *membership*.
+        """Work with the newest *routes*, the shards *here*, and the live settings of *membership*.
 
         The controller keeps *drives* current.
         """
@@ -285,7 +286,7 @@ class RequestContext:
         self.events = events
         self._membership = membership
         self.staged = StagedBlocks()
-        self.locator = Locator(agent, owners, drives)
+        self.locator = Locator(agent, owners, drives, here)
         self.estimator = LatencyEstimator(settings.flow.wave_bytes, threading.Lock())
         self.reader = PartReader(staging, drives, self.estimator, clock)
         self.counters = DataPathCounters(

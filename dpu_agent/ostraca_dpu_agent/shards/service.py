@@ -21,6 +21,7 @@ from ostraca_fabric.model.fabric_map import Claim, FabricMap
 from ostraca_fabric.model.ids import OwnerEpoch, PlacementEpoch, ShardId
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.model.overrides import Overrides
+from ostraca_fabric.ports.owners import ShardAnswer
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import EventRing, labelled, tally_text
 from ostraca_fabric.wire import codec
@@ -44,7 +45,6 @@ from ostraca_fabric.wire.messages import (
     ShardCommit,
     ShardCommitted,
     ShardExtents,
-    ShardKeys,
     ShardReservations,
     ShardRingProgress,
     ShardWants,
@@ -181,12 +181,12 @@ class OwnerService:
 
     def _resolved(self, request: Resolve) -> Resolved:
         wanted = [(part, _rows(part.keys)) for part in request.shards]
-        pin_s = _seconds(request.pin_s)
         with labelled(request.label):
-            return Resolved(
-                request.request,
-                tuple(self._resolve(part, keys, pin_s, request) for part, keys in wanted),
-            )
+            answers = [
+                (part, self.resolve(ShardId(part.shard), PlacementEpoch(part.placement_epoch), keys, request))
+                for part, keys in wanted
+            ]
+        return Resolved(request.request, tuple(_encoded(part.shard, answer) for part, answer in answers))
 
     def _turned_over(self, request: RingProgressQuery) -> RingProgressAnswer:
         # Shards recovered since the last request begin to count.
@@ -239,41 +239,33 @@ class OwnerService:
             case _:
                 assert_never(notice)
 
-    def _resolve(
-        self, part: ShardKeys, keys: NDArray[np.uint8], pin_s: float, request: Resolve
-    ) -> ShardExtents:
-        owned = self.shards.get(ShardId(part.shard)) or self._former_shard(ShardId(part.shard))
+    def resolve(
+        self, shard: ShardId, placement_epoch: PlacementEpoch, keys: NDArray[np.uint8], terms: Resolve
+    ) -> ShardAnswer:
+        """Look up blocks of a shard, as ``ports.owners.LocalShards``."""
+        owned = self.shards.get(shard) or self._former_shard(shard)
         if owned is None:
-            known_owner, known_epoch = self._known(part.shard)
-            return ShardExtents(
-                part.shard, is_owner=False, owner_epoch=0, known_owner=known_owner, known_epoch=known_epoch
-            )
-        is_counted = request.is_counted and not 0 < part.placement_epoch < self._placement
-        offsets = lengths = generations = tags = b""
-        pin = 0
-        if request.is_brief and pin_s <= 0:
-            found = owned.core.has(keys, is_counted=is_counted)
+            known_owner, known_epoch = self._known(shard)
+            return ShardAnswer(is_owner=False, known_owner=known_owner, known_epoch=known_epoch)
+        core, pin_s = owned.core, _seconds(terms.pin_s)
+        is_counted = terms.is_counted and not 0 < placement_epoch < self._placement
+        extents, pin = None, 0
+        if terms.is_brief and pin_s <= 0:
+            found = core.has(keys, is_counted=is_counted)
         else:
-            resolution = owned.core.resolve(
-                self._clock(), keys, pin_s=pin_s, promises=request.promises, is_counted=is_counted
+            extents = core.resolve(
+                self._clock(), keys, pin_s=pin_s, promises=terms.promises, is_counted=is_counted
             )
-            found, pin = resolution.found, resolution.pin
-            if not request.is_brief:
-                offsets, lengths = resolution.offsets.tobytes(), resolution.lengths.tobytes()
-                generations, tags = resolution.generations.tobytes(), resolution.tags.tobytes()
+            found, pin = extents.found, extents.pin
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("shard %s: %d of %d blocks found", part.shard, np.count_nonzero(found), len(keys))
-        return ShardExtents(
-            part.shard,
+            log.debug("shard %s: %d of %d blocks found", shard, np.count_nonzero(found), len(keys))
+        return ShardAnswer(
             is_owner=True,
-            owner_epoch=owned.core.epoch,
-            found=found.tobytes(),
-            offsets=offsets,
-            lengths=lengths,
-            generations=generations,
-            tags=tags,
+            owner_epoch=core.epoch,
+            is_found=found,
+            extents=None if terms.is_brief else extents,
             pin=pin,
-            is_recovering=owned.core.is_recovering,
+            is_recovering=core.is_recovering,
         )
 
     def _former_shard(self, shard: ShardId) -> OwnedShard | None:
@@ -363,6 +355,24 @@ def _log_outcomes(step: str, shard: str, states: NDArray[np.uint8], reasons: NDA
     """Log the outcomes of a put's blocks."""
     if log.isEnabledFor(logging.DEBUG):
         log.debug("shard %s %s: %s", shard, step, tally_text(states.tobytes(), reasons.tobytes(), PutState))
+
+
+def _encoded(shard: str, answer: ShardAnswer) -> ShardExtents:
+    extents = answer.extents
+    return ShardExtents(
+        shard,
+        is_owner=answer.is_owner,
+        owner_epoch=answer.owner_epoch,
+        found=b"" if answer.is_found is None else answer.is_found.tobytes(),
+        offsets=b"" if extents is None else extents.offsets.tobytes(),
+        lengths=b"" if extents is None else extents.lengths.tobytes(),
+        generations=b"" if extents is None else extents.generations.tobytes(),
+        tags=b"" if extents is None else extents.tags.tobytes(),
+        pin=answer.pin,
+        is_recovering=answer.is_recovering,
+        known_owner=answer.known_owner,
+        known_epoch=answer.known_epoch,
+    )
 
 
 def _seconds(from_wire: float) -> float:

@@ -56,6 +56,21 @@ def whole_pages(lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return pages
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Extents:
+    """Places of blocks on flash: columns of shape (n,), zero for blocks not found."""
+
+    offsets: NDArray[np.uint64]
+    """In the shard, in bytes."""
+
+    lengths: NDArray[np.uint32]
+    """Bytes of the blocks; on flash they take whole pages."""
+
+    generations: NDArray[np.uint64]
+    tags: NDArray[np.uint8]
+    """Shape (n, 16)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pieces:
     """Pieces of a drive and of memory, for reads or writes: columns of shape (n,).

@@ -7,11 +7,34 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine, Generator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ostraca_fabric.model.ids import AgentId
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_fabric.model.extent import Extents
+from ostraca_fabric.model.ids import AgentId, PlacementEpoch, ShardId
 from ostraca_fabric.telemetry.status import PeerStatus
-from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice
+from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice, Resolve
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardAnswer:
+    """Answer to a look-up in a shard, as ``wire.messages.ShardExtents``."""
+
+    is_owner: bool
+    owner_epoch: int = 0
+    is_found: NDArray[np.bool_] | None = None
+    """Per key; None from an agent without the shard."""
+
+    extents: Extents | None = None
+    """None for a brief query."""
+
+    pin: int = 0
+    is_recovering: bool = False
+    known_owner: str = ""
+    known_epoch: int = 0
 
 
 class SentRequest(Protocol):
@@ -48,6 +71,18 @@ class AgentService(Protocol):
 
     def answer(self, request: AgentRequest) -> AnswerToAgent | Awaitable[AnswerToAgent]:
         """Answer a request: at once, or with an awaitable."""
+
+    def notice(self, notice: OwnerNotice) -> None:
+        """Accept a notice."""
+
+
+class LocalShards(Protocol):
+    """Shards of this agent: the data path asks them without a message."""
+
+    def resolve(
+        self, shard: ShardId, placement_epoch: PlacementEpoch, keys: NDArray[np.uint8], terms: Resolve
+    ) -> ShardAnswer:
+        """Look up blocks of a shard, on the terms of a request for any shards. *keys*: shape (n, 16)."""
 
     def notice(self, notice: OwnerNotice) -> None:
         """Accept a notice."""

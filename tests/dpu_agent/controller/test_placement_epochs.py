@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.support.agent.assembly import (
     FAR_S,
     SETTINGS,
@@ -28,9 +29,10 @@ from tests.support.agent.shard_invariants import check_core
 from tests.support.stalls import Stopwatch
 
 from ostraca_dpu_agent.agent import Agent
-from ostraca_fabric.model.ids import AgentId, EnclosureId, PlacementEpoch, drive_id
+from ostraca_fabric.model.ids import AgentId, EnclosureId, PlacementEpoch, ShardId, drive_id
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.policies.placement import ranked_agents
+from ostraca_fabric.ports.owners import LocalShards, ShardAnswer
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.telemetry.explain import BlockExplanation
 from ostraca_fabric.wire import codec
@@ -362,6 +364,7 @@ async def test_owner_gets_one_request_for_all_epochs() -> None:
                     asked.append(request)
                 return self._service.answer(request)
 
+        fabric.ask_by_message()
         fabric.owners.register(fabric.agent.id, Noting(fabric.agent))
         assert await looked_up(fabric, NUMBERS) == {BlockState.HIT}
         (only,) = asked
@@ -378,6 +381,19 @@ async def test_an_agent_asks_others_before_itself() -> None:
     async with of_two_agents() as (fabric, _, other, waiting):
         asked: list[AgentId] = []
 
+        class NotingShards(LocalShards):
+            def __init__(self, agent: Agent) -> None:
+                self._agent = agent
+
+            def resolve(
+                self, shard: ShardId, placement_epoch: PlacementEpoch, keys: NDArray[np.uint8], terms: Resolve
+            ) -> ShardAnswer:
+                asked.append(self._agent.id)
+                return self._agent._owner.resolve(shard, placement_epoch, keys, terms)
+
+            def notice(self, notice: OwnerNotice) -> None:
+                self._agent._owner.notice(notice)
+
         class Noting(Waiting):
             def answer(self, request: AgentRequest) -> AnswerToAgent | Awaitable[AnswerToAgent]:
                 if isinstance(request, Resolve):
@@ -387,6 +403,7 @@ async def test_an_agent_asks_others_before_itself() -> None:
 
         for agent in (fabric.agent, other):
             fabric.owners.register(agent.id, Noting(agent))
+            agent._data_path.context.locator.here = NotingShards(agent)
         for seen_from in (fabric, replace(fabric, agent=other)):
             assert await looked_up(seen_from, NUMBERS) == {BlockState.HIT}
         assert asked == [AGENTS[1], AGENTS[0], AGENTS[0], AGENTS[1]]

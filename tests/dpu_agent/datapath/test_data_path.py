@@ -173,6 +173,7 @@ async def test_a_cancelled_get_ends_soon_also_while_an_owner_does_not_answer() -
             def notice(self, notice: object) -> None:
                 pass
 
+        fabric.ask_by_message()
         fabric.owners.register(fabric.agent.id, Silent())  # type: ignore[arg-type]  # never answers
         message = fabric.get_message(range(3), deadline_s=3.0)
         asking = asyncio.create_task(fabric.data_path.get(worker, fabric.volume, message))

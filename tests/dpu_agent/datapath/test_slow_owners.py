@@ -39,6 +39,7 @@ def between(
 ) -> None:
     """Let something become of the answers to requests of a kind, on their way."""
     ask = fabric.owners.ask
+    fabric.ask_by_message()
 
     async def asked(agent: AgentId, request: AgentRequest) -> AnswerToAgent:
         answer = await ask(agent, request)

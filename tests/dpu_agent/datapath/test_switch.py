@@ -97,6 +97,7 @@ async def test_a_volume_that_is_off_is_declined_at_once_and_costs_neither_owners
         turn(fabric, Switch.OFF)
         fabric.drive.holds_reads = fabric.drive.holds_writes = True
         owner = Unasked()
+        fabric.ask_by_message()
         fabric.owners.register(fabric.agent.id, owner)
         moved = len(worker.arena.moved)
         for done in (

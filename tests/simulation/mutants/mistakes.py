@@ -45,11 +45,12 @@ from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.flash.index import BlockIndex
 from ostraca_fabric.model.fabric_map import Grant
 from ostraca_fabric.model.outcome import PutState, Reason
+from ostraca_fabric.ports.owners import ShardAnswer
 from ostraca_fabric.tables.digests import tags_of
 from ostraca_fabric.tables.slots import SlotPool
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import distinct
-from ostraca_fabric.wire.messages import PastSettled, ShardExtents
+from ostraca_fabric.wire.messages import PastSettled
 
 
 def _change(of: Any, name: str, to: Any) -> None:
@@ -333,15 +334,15 @@ def the_fence_is_ignored() -> None:
 
 
 def lookups_end_with_the_grant() -> None:
-    resolve = OwnerService._resolve
+    resolve = OwnerService.resolve
 
-    def bound(self: OwnerService, part: Any, keys: Any, pin_s: float, **named: Any) -> Any:
-        owned = self.shards.get(part.shard)
+    def bound(self: OwnerService, shard: Any, *rest: Any) -> Any:
+        owned = self.shards.get(shard)
         if owned is not None and not owned.core.is_recovering and not owned.is_exclusive:
-            return ShardExtents(part.shard, is_owner=False, owner_epoch=0)
-        return resolve(self, part, keys, pin_s, **named)
+            return ShardAnswer(is_owner=False)
+        return resolve(self, shard, *rest)
 
-    _change(OwnerService, "_resolve", bound)
+    _change(OwnerService, "resolve", bound)
 
 
 def an_owner_writes_without_asking() -> None:

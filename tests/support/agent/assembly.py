@@ -284,6 +284,10 @@ class Assembly:
     def context(self) -> RequestContext:
         return self.data_path.context
 
+    def ask_by_message(self) -> None:
+        """Make the agent ask its own shards through ``owners``, like an agent elsewhere."""
+        self.context.locator.here = None
+
     @property
     def service(self) -> OwnerService:
         return self.agent._owner

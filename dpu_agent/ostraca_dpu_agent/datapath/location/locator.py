@@ -31,14 +31,16 @@ from ostraca_dpu_agent.datapath.location.routing import (
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.model.chain import Span
+from ostraca_fabric.model.extent import Extents
 from ostraca_fabric.model.ids import AgentId, DriveId
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.ports.drive import Drive
-from ostraca_fabric.ports.owners import Owners, PendingAnswer
+from ostraca_fabric.ports.owners import LocalShards, Owners, PendingAnswer, ShardAnswer
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     AnswerToAgent,
+    OwnerNotice,
     Release,
     Resolve,
     Resolved,
@@ -49,26 +51,6 @@ from ostraca_fabric.wire.messages import (
 )
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class Extents:
-    """Columns of an owner's answer: a value per block, zeros if not found."""
-
-    offsets: NDArray[np.uint64]
-    lengths: NDArray[np.uint32]
-    generations: NDArray[np.uint64]
-    tags: NDArray[np.uint8]
-
-    @classmethod
-    def of(cls, answer: ShardExtents, count: int) -> Extents:
-        """Parse an answer. Raises MalformedError."""
-        return cls(
-            codec.u64(answer.offsets, count),
-            codec.u32(answer.lengths, count),
-            codec.u64(answer.generations, count),
-            codec.rows16(answer.tags, count),
-        )
 
 
 @dataclass(slots=True, eq=False)
@@ -122,13 +104,21 @@ class _PendingAnswer:
 class Locator:
     """Locator of blocks, asking all owners at once."""
 
-    def __init__(self, agent: AgentId, owners: Owners, drives: Mapping[DriveId, Drive]) -> None:
-        """Ask for *agent*, through *owners*.
+    def __init__(
+        self,
+        agent: AgentId,
+        owners: Owners,
+        drives: Mapping[DriveId, Drive],
+        here: LocalShards | None = None,
+    ) -> None:
+        """Ask for *agent*: its own shards *here*, others through *owners*.
 
-        Blocks on *drives* with an open circuit breaker are not found.
+        Without *here*, *owners* answer for this agent too. Blocks on *drives* with an open circuit breaker
+        are not found.
         """
         self.agent = agent
         self.owners = owners
+        self.here = here
         self.drives = drives
         self.tasks = Tasks("asking owners")
         self.found_earlier = 0
@@ -171,7 +161,7 @@ class Locator:
             if answer.part.age:
                 self.found_earlier += blocks
             if not blocks:
-                release_pin(self.owners, answer)
+                self.release_pin(answer)
         return locations
 
     async def find_earlier(
@@ -211,7 +201,12 @@ class Locator:
             by_owner.setdefault(owner, []).append(pin)
         locations.pins.clear()
         for owner, releases in by_owner.items():
-            self.owners.tell(owner, Release(tuple(releases)))
+            self._tell(owner, Release(tuple(releases)))
+
+    def release_pin(self, answer: OwnerAnswer) -> None:
+        """Release the pin of an answer, if any."""
+        if answer.pin:
+            self._tell(answer.source.owner, Release((ShardRelease(answer.source.shard, (answer.pin,)),)))
 
     def session_ended(
         self, routes: Routes, volume: ServedVolume, spans: Sequence[Span], keys: NDArray[np.uint8]
@@ -220,7 +215,13 @@ class Locator:
         parts, _ = routes.by_owner(volume.placement_secret, spans)
         for owner, shard_parts in parts.items():
             named = (ShardKeys(part.shard, keys[part.positions].tobytes()) for part in shard_parts)
-            self.owners.tell(owner, SessionEnded(tuple(named)))
+            self._tell(owner, SessionEnded(tuple(named)))
+
+    def _tell(self, owner: AgentId, notice: OwnerNotice) -> None:
+        if self.here is not None and owner == self.agent:
+            self.here.notice(notice)
+        else:
+            self.owners.tell(owner, notice)
 
 
 def _merge(locations: BlockLocations, answer: OwnerAnswer) -> int:
@@ -277,26 +278,36 @@ class OwnerQuery:
 
     async def run(self, parts: PartsByOwner) -> list[OwnerAnswer]:
         """Ask every owner; return all answers, or enough to decide."""
-        waiting, is_only = self._waiting, len(parts) == 1
+        locator, waiting, is_only = self._locator, self._waiting, len(parts) == 1
         try:
             for owner, its in parts.items():
-                if owner != self._locator.agent:
+                if owner != locator.agent:
                     self._ask(owner, its, self._terms, is_only=is_only)
-            if own := parts.get(self._locator.agent):
+            if own := parts.get(locator.agent):
                 if any(isinstance(pending.answer, asyncio.Task) for pending in waiting):
                     await asyncio.sleep(0)  # lets the tasks start
-                self._ask(self._locator.agent, own, self._terms, is_only=True)
-                await self._receive(waiting[-1])
+                if locator.here is not None:
+                    self._add(*self._evaluate(locator.agent, own, self._look_up(locator.here, own)))
+                else:
+                    self._ask(locator.agent, own, self._terms, is_only=True)
+                    await self._receive(waiting[-1])
             while waiting and not self._is_enough():
                 await self._receive(waiting[0] if len(waiting) == 1 else await _first_answered(waiting))
         except BaseException:
             for answer in self._answers:
-                release_pin(self._locator.owners, answer)
+                locator.release_pin(answer)
             raise
         finally:
             for pending in waiting:
-                self._locator.tasks.spawn(self._release_late(pending))
+                locator.tasks.spawn(self._release_late(pending))
         return self._answers
+
+    def _look_up(self, here: LocalShards, parts: list[ShardPart]) -> list[ShardAnswer | None]:
+        """Ask this agent's own shards."""
+        keys = self._keys
+        return [
+            here.resolve(part.shard, part.epoch, keys.take(part.positions, 0), self._terms) for part in parts
+        ]
 
     def _ask(
         self,
@@ -326,57 +337,84 @@ class OwnerQuery:
             # If this wait is cancelled, the query continues and is released later.
             await asyncio.wait([pending.answer])
         self._waiting.remove(pending)
-        answer = await _answer(pending.answer)
-        answers, forwarded = self._evaluate(pending, answer)
+        answers = self._parsed(pending, await _answer(pending.answer))
+        self._add(*self._evaluate(pending.owner, pending.parts, answers, is_last=pending.is_last))
+
+    def _add(self, answers: list[OwnerAnswer], forwarded: PartsByOwner) -> None:
+        """Note answers, and ask the other owners named there."""
         self._answers += answers
-        if not forwarded:
-            return
-        again = msgspec.structs.replace(self._terms, deadline_s=max(0.0, self._until_s - _now_s()))
-        for owner, parts in forwarded.items():
-            self._ask(owner, parts, again, is_last=True)
+        if forwarded:
+            again = msgspec.structs.replace(self._terms, deadline_s=max(0.0, self._until_s - _now_s()))
+            for owner, parts in forwarded.items():
+                self._ask(owner, parts, again, is_last=True)
 
     async def _release_late(self, pending: _PendingAnswer) -> None:
         """Release pins of an answer that was not awaited."""
-        for answer in self._evaluate(pending, await _answer(pending.answer))[0]:
-            release_pin(self._locator.owners, answer)
+        answers = self._parsed(pending, await _answer(pending.answer))
+        for answer in self._evaluate(pending.owner, pending.parts, answers, is_last=True)[0]:
+            self._locator.release_pin(answer)
+
+    def _parsed(self, pending: _PendingAnswer, answer: AnswerToAgent | None) -> list[ShardAnswer | None]:
+        """Parse an answer, one item per part; None without a useful answer."""
+        shards = answer.shards if isinstance(answer, Resolved) else ()
+        missing = [None] * (len(pending.parts) - len(shards))
+        return [
+            *(self._parse(pending, part, each) for part, each in zip(pending.parts, shards, strict=False)),
+            *missing,
+        ]
+
+    def _parse(self, pending: _PendingAnswer, part: ShardPart, answer: ShardExtents) -> ShardAnswer:
+        count, is_found, extents = len(part.positions), None, None
+        is_owner = answer.is_owner
+        try:
+            if is_owner:
+                is_found = codec.u8(answer.found, count) != 0
+                if not self._terms.is_brief:
+                    extents = Extents(
+                        codec.u64(answer.offsets, count),
+                        codec.u32(answer.lengths, count),
+                        codec.u64(answer.generations, count),
+                        codec.rows16(answer.tags, count),
+                    )
+        except MalformedError:
+            log.exception("Owner %s gave extents that do not fit its request", pending.owner)
+            is_owner, is_found = False, None
+        return ShardAnswer(
+            is_owner=is_owner,
+            is_found=is_found,
+            extents=extents,
+            pin=answer.pin,
+            is_recovering=answer.is_recovering,
+            known_owner="" if answer.is_owner else answer.known_owner,
+        )
 
     def _evaluate(
-        self, pending: _PendingAnswer, answer: AnswerToAgent | None
+        self,
+        owner: AgentId,
+        parts: list[ShardPart],
+        answers: Sequence[ShardAnswer | None],
+        *,
+        is_last: bool = False,
     ) -> tuple[list[OwnerAnswer], PartsByOwner]:
-        """Evaluate an answer; return also parts with another owner, by owner."""
-        shard_answers = answer.shards if isinstance(answer, Resolved) else ()
-        answers: list[OwnerAnswer] = []
+        """Evaluate an agent's answers; return also parts with another owner, by owner."""
+        evaluated: list[OwnerAnswer] = []
         forwarded: PartsByOwner = {}
-        for number, part in enumerate(pending.parts):
-            shard_answer = shard_answers[number] if number < len(shard_answers) else None
-            other = (
-                ""
-                if shard_answer is None or shard_answer.is_owner or pending.is_last
-                else shard_answer.known_owner
-            )
-            if other in ("", pending.owner):
-                source = BlockSource(pending.owner, part.shard, *self._routes.place(part.shard))
-                answers.append(self._evaluate_part(part, source, shard_answer))
+        for part, answer in zip(parts, answers, strict=True):
+            other = "" if answer is None or answer.is_owner or is_last else answer.known_owner
+            if other in ("", owner):
+                source = BlockSource(owner, part.shard, *self._routes.place(part.shard))
+                evaluated.append(self._evaluate_part(part, source, answer))
             else:
                 forwarded.setdefault(AgentId(other), []).append(part)
-        return answers, forwarded
+        return evaluated, forwarded
 
-    def _evaluate_part(
-        self, part: ShardPart, source: BlockSource, shard_answer: ShardExtents | None
-    ) -> OwnerAnswer:
-        if shard_answer is None or not shard_answer.is_owner:
-            return OwnerAnswer(part, source, Reason.NO_OWNER)
-        count = len(part.positions)
-        try:
-            is_found = codec.u8(shard_answer.found, count) != 0
-            extents = None if self._terms.is_brief else Extents.of(shard_answer, count)
-        except MalformedError:
-            log.exception("Owner %s gave extents that do not fit its request", source.owner)
-            return OwnerAnswer(part, source, Reason.NO_OWNER, shard_answer.pin)
+    def _evaluate_part(self, part: ShardPart, source: BlockSource, answer: ShardAnswer | None) -> OwnerAnswer:
+        if answer is None or answer.is_found is None:
+            return OwnerAnswer(part, source, Reason.NO_OWNER, 0 if answer is None else answer.pin)
         drive = self._locator.drives.get(source.drive)
         is_held_off = drive is not None and drive.refuses_reads
-        reason = Reason.RECOVERING if shard_answer.is_recovering else Reason.NOT_FOUND
-        return OwnerAnswer(part, source, reason, shard_answer.pin, is_found, extents, is_held_off)
+        reason = Reason.RECOVERING if answer.is_recovering else Reason.NOT_FOUND
+        return OwnerAnswer(part, source, reason, answer.pin, answer.is_found, answer.extents, is_held_off)
 
     def _is_enough(self) -> bool:
         """Return whether pending answers cannot change the result.
@@ -400,12 +438,6 @@ def drop_superseded(answers: list[OwnerAnswer]) -> list[OwnerAnswer]:
     return [
         answer for answer in answers if not answer.part.is_previous_owner or answer.part.shard not in complete
     ]
-
-
-def release_pin(owners: Owners, answer: OwnerAnswer) -> None:
-    """Release the pin of an answer, if any."""
-    if answer.pin:
-        owners.tell(answer.source.owner, Release((ShardRelease(answer.source.shard, (answer.pin,)),)))
 
 
 async def _answer(pending: Awaitable[AnswerToAgent | None]) -> AnswerToAgent | None:

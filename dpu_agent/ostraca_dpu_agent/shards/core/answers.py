@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ostraca_dpu_agent.shards.core.ring.pools import SegmentState
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.model.extent import Generation
+from ostraca_fabric.model.extent import Extents, Generation
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.policies.endurance import EnduranceSettings
 
@@ -67,20 +67,10 @@ class ShardSettings:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Resolution:
-    """Extents of blocks. Values of keys not found are zero."""
+class Resolution(Extents):
+    """Extents of blocks."""
 
     found: NDArray[np.bool_]
-    offsets: NDArray[np.uint64]
-    """In the shard, in bytes."""
-
-    lengths: NDArray[np.uint32]
-    """Bytes of the blocks; on flash they take whole pages."""
-
-    generations: NDArray[np.uint64]
-    tags: NDArray[np.uint8]
-    """Shape (n, 16)."""
-
     pin: int
     """Number for an early release; 0 without a pin."""
 

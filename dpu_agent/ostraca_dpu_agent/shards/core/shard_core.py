@@ -309,7 +309,7 @@ class ShardCore:
                 pin = self.pins.add(end_s, distinct(segments))
         self.counters.keys_asked += len(rows)
         self.counters.keys_found += hits
-        return Resolution(found, offsets, lengths, generations, tags, pin)
+        return Resolution(offsets, lengths, generations, tags, found, pin)
 
     def _promise(self, rows: NDArray[np.intp], end_s: float) -> NDArray[np.bool_]:
         """Promise the blocks of *rows* until *end_s*; return a mask of the promised rows.
