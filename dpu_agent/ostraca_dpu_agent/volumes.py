@@ -20,9 +20,6 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ostraca_fabric.errors import (
     BlocksTooLargeError,
     LayoutMismatchError,
@@ -201,10 +198,8 @@ class ServedVolume:
             raise UsageError(f"{blocks} blocks in one query: name one")
         self.check_spans(spans, blocks_max=1)
 
-    def check_sizes(self, lengths: NDArray[np.uint32], slot_bytes: int) -> None:
+    def check_sizes(self, shortest_bytes: int, longest_bytes: int, slot_bytes: int) -> None:
         """Check sizes of blocks and slots. Raises UsageError."""
-        if not len(lengths):
-            return
         record = self.record
         longest_slot_bytes = rounded_up(record.block_bytes)
         if not 0 < slot_bytes <= longest_slot_bytes or slot_bytes % PAGE_BYTES:
@@ -212,9 +207,8 @@ class ServedVolume:
                 f"slots of {slot_bytes} bytes: slots of volume {record.name!r} are multiples of {PAGE_BYTES} "
                 f"bytes, at most {longest_slot_bytes}"
             )
-        longest_bytes = min(record.block_bytes, slot_bytes)
-        for length in (int(lengths.min()), int(lengths.max())):
-            if not 0 < length <= longest_bytes:
+        for length in (shortest_bytes, longest_bytes):
+            if not 0 < length <= min(record.block_bytes, slot_bytes):
                 raise UsageError(
                     f"a block of {length} bytes in a slot of {slot_bytes}: blocks of volume {record.name!r} "
                     f"have 1 to {record.block_bytes} bytes and fit their slots"

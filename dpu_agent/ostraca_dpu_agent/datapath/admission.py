@@ -223,20 +223,19 @@ class GetAdmission:
         estimator: LatencyEstimator,
         clock: Callable[[], float],
         worker: Hashable,
-        lengths: NDArray[np.uint32],
+        blocks: int,
+        bytes_of: Callable[[NDArray[np.intp]], int],
         recompute_s: float,
     ) -> None:
-        """Admit blocks of these *lengths*.
+        """Admit a request of so many *blocks*; *bytes_of* sums the lengths of some.
 
         *recompute_s* is for all blocks together, 0 if unknown.
         """
         self._estimator = estimator
         self._clock = clock
         self._worker_queue = estimator.worker_queue(worker)
-        self._lengths = lengths
-        self._equal_bytes = int(lengths[0]) if len(lengths) and (lengths == lengths[0]).all() else 0
-        """Length of every block, if all have the same: a sum costs the event loop 10 µs."""
-
+        self._blocks = blocks
+        self._bytes_of = bytes_of
         self._recompute_s = recompute_s
         self._booking = Booking()
         self._is_over = False
@@ -251,7 +250,7 @@ class GetAdmission:
         """
         if waves == 1 and not self._recompute_s > 0:
             return True
-        load = Load({}, int(self._lengths[is_here].sum()))
+        load = Load({}, self._bytes_of(np.flatnonzero(is_here)))
         with self._estimator.lock:
             if self._worth_s(int(np.count_nonzero(is_here)), load) is None:
                 return False
@@ -275,7 +274,7 @@ class GetAdmission:
     def _admit(
         self, locations: BlockLocations, positions: NDArray[np.intp], at_once: int
     ) -> NDArray[np.intp]:
-        load = Load(locations.bytes_by_drive(positions), self._bytes(positions))
+        load = Load(locations.bytes_by_drive(positions), self._bytes_of(positions))
         estimate_s = self._worth_s(len(positions), load)
         while estimate_s is None:
             if len(load.by_drive) <= 1:
@@ -285,7 +284,7 @@ class GetAdmission:
                 [its for drive, its in locations.by_drive(positions) if drive != slowest]
             )
             positions.sort()
-            load = Load(locations.bytes_by_drive(positions), self._bytes(positions))
+            load = Load(locations.bytes_by_drive(positions), self._bytes_of(positions))
             estimate_s = self._worth_s(len(positions), load)
         if self._recompute_s > 0:
             self._estimated = self._clock(), estimate_s
@@ -297,13 +296,13 @@ class GetAdmission:
 
     def start_read(self, drive: DriveId, lengths: NDArray[np.uint32]) -> None:
         """Remove a started read from the bookings."""
-        with self._estimator.lock:
-            if self._booking:
+        if self._booking:
+            with self._estimator.lock:
                 self._booking.take(self._estimator.drives[drive], int(lengths.sum()))
 
     def start_move(self, at_s: float, positions: NDArray[np.intp]) -> None:
         """Count a move started at *at_s*. Call in any thread."""
-        moved_bytes = self._bytes(positions)
+        moved_bytes = self._bytes_of(positions)
         with self._estimator.lock:
             if not self._is_over:
                 self._booking.take(self._worker_queue, moved_bytes)
@@ -313,11 +312,11 @@ class GetAdmission:
     def cancel_move(self, positions: NDArray[np.intp]) -> None:
         """Remove moves that will not happen from the bookings."""
         with self._estimator.lock:
-            self._booking.take(self._worker_queue, self._bytes(positions))
+            self._booking.take(self._worker_queue, self._bytes_of(positions))
 
     def end_move(self, at_s: float, positions: NDArray[np.intp]) -> None:
         """Measure a move that has ended at *at_s*, with any result. Call in any thread."""
-        moved_bytes = self._bytes(positions)
+        moved_bytes = self._bytes_of(positions)
         with self._estimator.lock:
             if not self._is_over:
                 self._worker_queue.end(at_s, moved_bytes)
@@ -343,7 +342,4 @@ class GetAdmission:
             return 0.0
         own_bytes = self._booking.of(self._worker_queue) + self._moving_bytes
         estimate_s = self._estimator.estimate_s(self._clock(), load, self._worker_queue, own_bytes=own_bytes)
-        return None if estimate_s > self._recompute_s * blocks / len(self._lengths) else estimate_s
-
-    def _bytes(self, positions: NDArray[np.intp]) -> int:
-        return len(positions) * self._equal_bytes or int(self._lengths[positions].sum())
+        return None if estimate_s > self._recompute_s * blocks / self._blocks else estimate_s

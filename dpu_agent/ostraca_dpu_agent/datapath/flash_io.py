@@ -28,7 +28,7 @@ from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.runtime.tasks import until_done
-from ostraca_fabric.tables.digests import TagCheck
+from ostraca_fabric.tables.digests import GOOD, TagCheck
 
 _Wave = TypeVar("_Wave")
 
@@ -87,6 +87,11 @@ class PartRead(DriveIO):
         if self.is_abandoned and not was_abandoned:
             self.states = self.states.copy()
         return is_over
+
+    @property
+    def is_good(self) -> bool:
+        """Whether all blocks are verified."""
+        return self.states.tobytes().count(GOOD) == len(self.states)
 
     def reasons(self) -> NDArray[np.uint8]:
         """Return a Reason per block of a read that is over: NONE for verified blocks.
@@ -147,13 +152,16 @@ class ReadPlan:
         queues: list[tuple[DriveId, deque[slice]]] = []
         first = 0
         for drive, its in locations.by_drive(positions):
-            parts = np.arange(len(its)) // per_part
-            ordered.append(its[np.lexsort((offsets[its], parts))])
+            if len(its) <= per_part:
+                ordered.append(its[np.argsort(offsets[its])])
+            else:
+                parts = np.arange(len(its)) // per_part
+                ordered.append(its[np.lexsort((offsets[its], parts))])
             last = first + len(its)
             cuts = range(first, last, per_part)
             queues.append((drive, deque(slice(at, min(at + per_part, last)) for at in cuts)))
             first = last
-        order = np.concatenate(ordered) if ordered else positions[:0]
+        order = ordered[0] if len(ordered) == 1 else np.concatenate((positions[:0], *ordered))
         lengths = locations.lengths[order]
         return cls(
             locations,

@@ -52,6 +52,8 @@ from ostraca_fabric.wire.messages import Get, GetDone, GetProgress
 _REFUSED = {LeaseRefusal.DEADLINE: BlockState.LATE, LeaseRefusal.GIVEN_UP: BlockState.MISS}
 """State of blocks without a lease; others are DECLINED."""
 
+_HIT = int(BlockState.HIT)
+
 NO_LOCATIONS = BlockLocations.empty(0)
 """Location result of a request that asks no shard owner."""
 
@@ -85,9 +87,17 @@ class MovedPart:
     told: list[NDArray[np.intp]] = field(default_factory=list)
     """Rows of delivered blocks known to the worker, and not yet decided."""
 
+    def at(self, parts: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
+        """Return the positions of rows; all of them if there are as many rows."""
+        if sum(map(len, parts)) == len(self.positions):
+            return self.positions
+        return self.positions[parts[0] if len(parts) == 1 else np.concatenate((NO_POSITIONS, *parts))]
+
 
 def _rows(news: Sequence[WaveNews], *ends: TransferEnd | None) -> NDArray[np.intp]:
     """Return the rows of the waves with one of these ends."""
+    if not news:
+        return NO_POSITIONS
     found = [rows for _, rows, end in news if end in ends]
     return found[0] if len(found) == 1 else np.concatenate((NO_POSITIONS, *found))
 
@@ -120,7 +130,12 @@ class GetRun(TransferRun[Get]):
         self._streams: dict[WaveStream, MovedPart] = {}
         """Streams that have not ended."""
         self._admission = GetAdmission(
-            context.estimator, context.clock, worker, self._blocks.lengths, request.recompute_s
+            context.estimator,
+            context.clock,
+            worker,
+            len(self._blocks),
+            self._blocks.total_bytes,
+            request.recompute_s,
         )
 
     async def run(self) -> GetDone:
@@ -148,7 +163,7 @@ class GetRun(TransferRun[Get]):
         """Count and record the outcomes, once answered."""
         if self._deadline.stopped.done():
             self._outcomes.reasons[self._outcomes.states == BlockState.LATE] = Reason.CANCELLED
-        hit_bytes = int(self._blocks.lengths[self._outcomes.states == BlockState.HIT].sum())
+        hit_bytes = self._blocks.total_bytes(np.flatnonzero(self._outcomes.states == _HIT))
         self._context.record(operation, self._blocks.keys, self._outcomes, hit_bytes)
 
     async def _deliver_all(self) -> None:
@@ -297,9 +312,10 @@ class GetRun(TransferRun[Get]):
             pin_s=within_s,
         )
         fits = locations.is_found & (locations.lengths == self._blocks.lengths)
-        missing = np.flatnonzero(wanted & ~locations.is_found)
-        self._decide(missing, BlockState.MISS, locations.reasons[missing])
-        self._decide(np.flatnonzero(locations.is_found & ~fits), BlockState.MISS, Reason.WRONG_LENGTH)
+        if np.count_nonzero(fits) < np.count_nonzero(wanted):
+            missing = np.flatnonzero(wanted & ~locations.is_found)
+            self._decide(missing, BlockState.MISS, locations.reasons[missing])
+            self._decide(np.flatnonzero(locations.is_found & ~fits), BlockState.MISS, Reason.WRONG_LENGTH)
         locations.is_found = fits
         return locations
 
@@ -382,9 +398,9 @@ class GetRun(TransferRun[Get]):
 
     def _note_lost(self, plan: ReadPlan, positions: NDArray[np.intp], read: PartRead) -> None:
         """Note blocks that a read that is over has not delivered."""
-        reasons = read.reasons()
-        if not reasons.any():
+        if read.is_good:
             return
+        reasons = read.reasons()
         for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
             self._context.report_damage(plan.locations, self._blocks, int(positions[row]))
         if not self._deadline.is_over():
@@ -465,10 +481,10 @@ class GetRun(TransferRun[Get]):
         lost, rows = _rows(news, TransferEnd.FAILED), _rows(news, TransferEnd.DONE)
         if len(lost):
             self._decide(part.positions[lost], BlockState.MISS, Reason.TRANSFER_FAILED)
-        delivered = np.concatenate((*part.told, rows)) if part.told else rows
+        delivered = part.at([*part.told, rows])
         part.told.clear()
         if len(delivered):
-            self._decide(part.positions[delivered], BlockState.HIT, Reason.NONE)
+            self._decide(delivered, BlockState.HIT, Reason.NONE)
             part.count_hits(len(delivered))
         if len(rows):
             progress = self._progress(part, rows)

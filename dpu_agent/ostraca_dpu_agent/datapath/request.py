@@ -95,10 +95,15 @@ class WorkerConnection(Holder, Protocol):
 class RequestBlocks:
     """Blocks of a request, as columns."""
 
-    def __init__(self, volume: ServedVolume, spans: Sequence[Span], lengths: NDArray[np.uint32]) -> None:
+    def __init__(
+        self, volume: ServedVolume, spans: Sequence[Span], lengths: NDArray[np.uint32], equal_bytes: int = 0
+    ) -> None:
         """Derive the keys; *lengths* has one value per block."""
         self.spans = spans
         self.lengths = lengths
+        self.equal_bytes = equal_bytes
+        """Length of every block, 0 if lengths differ or are unknown: the usual request needs no sums."""
+
         self.keys = derive_keys(volume.secret, spans)
         """Shape (n, 16)."""
         self.tenant = volume.record.tenant
@@ -107,7 +112,24 @@ class RequestBlocks:
     @classmethod
     def of(cls, volume: ServedVolume, spans: Sequence[Span], lengths: bytes) -> RequestBlocks:
         """Parse a request's columns. Raises MalformedError for a mismatch."""
-        return cls(volume, spans, codec.u32(lengths, sum(len(span) for span in spans)))
+        column = codec.u32(lengths, sum(map(len, spans)))
+        first = lengths[: codec.U32.itemsize]
+        equal_bytes = int(column[0]) if len(column) and lengths == first * len(column) else 0
+        return cls(volume, spans, column, equal_bytes)
+
+    def total_bytes(self, positions: NDArray[np.intp]) -> int:
+        """Return the bytes of blocks."""
+        return len(positions) * self.equal_bytes or int(self.lengths[positions].sum())
+
+    @property
+    def longest_bytes(self) -> int:
+        """Largest length; 1 without blocks."""
+        return self.equal_bytes or int(self.lengths.max(initial=1))
+
+    @property
+    def shortest_bytes(self) -> int:
+        """Smallest length; 1 without blocks."""
+        return self.equal_bytes or int(self.lengths.min(initial=self.longest_bytes))
 
     @cached_property
     def seeds(self) -> NDArray[np.uint64]:
@@ -409,10 +431,11 @@ class TransferRun(Generic[_TransferRequest]):
         self._request: _TransferRequest = request
         self._deadline = deadline
         self._blocks = RequestBlocks.of(volume, request.spans, request.lengths)
-        volume.check_sizes(self._blocks.lengths, request.slot_bytes)
-        count = len(self._blocks)
+        count, longest_bytes = len(self._blocks), self._blocks.longest_bytes
+        if count:
+            volume.check_sizes(self._blocks.shortest_bytes, longest_bytes, request.slot_bytes)
         self._slots = codec.u64(request.slots, count).astype(np.int64)
-        self._slot_bytes = rounded_up(int(self._blocks.lengths.max(initial=1)))
+        self._slot_bytes = rounded_up(longest_bytes)
         self._outcomes = Outcomes.filled(count, late, Reason.DEADLINE)
         self._leases: set[StagingLease] = set()
         """Leases to quarantine if the request ends before their transfers."""
@@ -428,12 +451,14 @@ class TransferRun(Generic[_TransferRequest]):
 
 async def run_all(tasks: Tasks, coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
     """Run coroutines at once, the last in this task; then raise an exception of any of them."""
+    if not coroutines:
+        return
     others = [tasks.spawn(each) for each in coroutines[:-1]]
     try:
-        for last in coroutines[-1:]:
-            await last
+        await coroutines[-1]
     finally:
-        await wait_for_all(others)
+        if others:
+            await wait_for_all(others)
 
 
 async def wait_for_all(tasks: Collection[asyncio.Task[None]]) -> None:

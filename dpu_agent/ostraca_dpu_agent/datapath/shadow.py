@@ -21,10 +21,8 @@ from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.ports.transport import WaveNews, WaveStream
-from ostraca_fabric.tables.digests import PieceState
+from ostraca_fabric.tables.digests import GOOD
 from ostraca_fabric.wire.messages import Get, Lookup
-
-_GOOD = np.uint8(PieceState.GOOD)
 
 
 class Shadows:
@@ -103,7 +101,7 @@ class ShadowRun(GetRun):
             if not self._deadline.is_over():
                 self._decide(part.positions[rows], BlockState.HIT, Reason.NONE)
 
-        return DroppedStream(np.full(len(part.positions), _GOOD) if states is None else states, drop)
+        return DroppedStream(np.full(len(part.positions), GOOD, np.uint8) if states is None else states, drop)
 
 
 class DroppedStream:
@@ -114,7 +112,7 @@ class DroppedStream:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._states = states
         self._drop = drop
-        if (states == _GOOD).all():
+        if (states == GOOD).all():
             self.freeze()
 
     def look(self) -> None:
@@ -124,7 +122,7 @@ class DroppedStream:
         """Drop the blocks that are good by now."""
         states = self._states.copy()
         if not self.ended.done():
-            self._drop(np.flatnonzero(states == _GOOD))
+            self._drop(np.flatnonzero(states == GOOD))
             self.ended.set_result(None)
         return states
 

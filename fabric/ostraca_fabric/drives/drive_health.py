@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from enum import Enum
+from enum import Enum, StrEnum
 from typing import Final
 
 from ostraca_fabric.errors import UsageError
@@ -44,7 +44,7 @@ class DriveCondition(Enum):
     FAILED = "failed"
 
 
-class IoKind(Enum):
+class IoKind(StrEnum):
     """Kind of an operation."""
 
     READ = "read"

@@ -27,7 +27,7 @@ from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.runtime.os_errors import state_and_remedy
 from ostraca_fabric.runtime.threads import run_in_background
-from ostraca_fabric.tables.digests import PieceState, TagCheck
+from ostraca_fabric.tables.digests import GOOD, TagCheck
 from ostraca_fabric.telemetry.requests import current_label, labelled
 
 log = logging.getLogger(__name__)
@@ -159,8 +159,9 @@ class FileDrive:
 
         def end(ended: IoEnd) -> None:
             self._queued -= 1
-            with labelled(label):
-                self._count_failures(IoOperation.FLUSH, ended)
+            if ended.failed:
+                with labelled(label):
+                    self._count_failures(IoOperation.FLUSH, ended)
             if not flushed.done():
                 flushed.set_result(not ended.failed)
 
@@ -219,10 +220,11 @@ class FileDrive:
 
         def end(ended: IoEnd) -> None:
             self._queued -= count
-            with labelled(label):
-                self._count_failures(operation, ended)
+            if ended.failed:
+                with labelled(label):
+                    self._count_failures(operation, ended)
             if not future.done():  # a caller may have cancelled the future, against the rules of the port
-                future.set_result(states == PieceState.GOOD)
+                future.set_result(states == GOOD)
 
         if not self._engine.submit(self._handle, operation, pieces, check, end, states=states):
             self._queued -= count
@@ -230,8 +232,6 @@ class FileDrive:
         return future
 
     def _count_failures(self, operation: IoOperation, ended: IoEnd) -> None:
-        if not ended.failed:
-            return
         why = os.strerror(ended.error) if ended.error else self._describe_end()
         place = "" if operation is IoOperation.FLUSH else f" at {ended.offset}"
         self.last_error = f"{operation.name.lower()}{place}: {why}"

@@ -96,7 +96,6 @@ class GuardedDrive:
 
         A damaged block is no failure of the drive until the shard owner confirms the damage.
         """
-        pieces.check()
         number = self._begin(IoKind.READ, pieces)
         if number is None:
             return _refused(np.zeros(len(pieces), np.bool_))
@@ -107,7 +106,6 @@ class GuardedDrive:
 
         Fails while writes are held off, or without a confirmed identity.
         """
-        pieces.check()
         number = self._begin(IoKind.WRITE, pieces) if self.is_identified else None
         if number is None:
             return _refused(np.zeros(len(pieces), np.bool_))
@@ -227,11 +225,10 @@ class GuardedDrive:
     ) -> None:
         self._checks.pop(number, None)
         # A caller may have cancelled the future, against the rules of the port: the result is unknown.
-        if ends.cancelled():
-            good = np.ones(1, np.bool_)
-        else:
-            good = ends.result() if check is None else check.was_read
-        if good.all():
+        good = None if ends.cancelled() else ends.result()
+        if good is not None and check is not None and not good.all():
+            good = check.was_read
+        if good is None or good.all():
             self.health.end(self._clock(), number, is_good=True)
         else:
             failed_at = int(pieces.drive_offsets[int(np.argmin(good))])

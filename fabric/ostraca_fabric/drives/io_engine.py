@@ -139,6 +139,13 @@ class _Columns(ctypes.Structure):
     )
 
 
+def _places(pieces: Pieces) -> tuple[int, int, int, int, int]:
+    """Return the first members of ``_Columns``."""
+    memory = pieces.memory
+    drive_offsets, offsets = at(pieces.drive_offsets), at(pieces.memory_offsets)
+    return at(memory), memory.nbytes, drive_offsets, offsets, at(pieces.lengths)
+
+
 class _Batch(NamedTuple):
     """Arrays in use until the batch has ended, and the receiver of the end."""
 
@@ -201,20 +208,17 @@ class IoEngine:
         whenever ``progress_bytes`` have been read, once for all since the loop's last turn.
         """
         self._bind()
-        columns = _Columns()
-        if pieces is not None:
-            columns.memory, columns.memory_bytes = at(pieces.memory), pieces.memory.nbytes
-            columns.drive_offsets, columns.offsets = at(pieces.drive_offsets), at(pieces.memory_offsets)
-            columns.lengths, columns.pieces = at(pieces.lengths), len(pieces)
-        if check is not None:
-            columns.block_lengths, columns.seeds = at(check.lengths), at(check.seeds)
-            columns.tags, columns.progress_bytes = at(check.tags), check.progress_bytes
-        if states is not None:
-            columns.states = at(states)
-        ticket = next(self._tickets)
+        ticket, count = next(self._tickets), 0 if pieces is None else len(pieces.lengths)
+        columns = _Columns(
+            *((None, 0, None, None, None) if pieces is None else _places(pieces)),
+            count,
+            *((None,) * 3 if check is None else (at(check.lengths), at(check.seeds), at(check.tags))),
+            None if states is None else at(states),
+            0 if check is None else check.progress_bytes,
+        )
         self._batches[ticket] = _Batch(pieces, check, states, end)
         submitted = library.ostraca_io_submit(drive, operation, ctypes.byref(columns), ticket)
-        if submitted == columns.pieces:
+        if submitted == count:
             return True
         del self._batches[ticket]
         if submitted < 0:

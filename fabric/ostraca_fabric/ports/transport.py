@@ -156,8 +156,8 @@ class RemoteArena(Protocol):
 
         *states* has a ``PieceState`` per block, which others change until ``freeze``: only GOOD blocks move.
         None: all blocks are ready. *report* is called on the event loop with news in order, soon but not at
-        once. News of waves before the last may go to *tell* instead, in any thread, one call at a time.
-        *report* gets the news if *tell* returns False.
+        once. News may go to *tell* instead, in any thread, one call at a time. *report* gets the news if
+        *tell* returns False.
 
         Waves of a closed arena, or with an offset outside, end as FAILED without touching a byte. To stop
         waiting, ``stop`` the stream, and keep the memory of both ends in quarantine until its end.

@@ -81,8 +81,9 @@ async def until_done(*futures: asyncio.Future[Any]) -> None:
     The end of the wait, also by cancellation, changes none of the futures. ``asyncio.wait`` does the same for
     several times the cost.
     """
-    if any(future.done() for future in futures):
-        return
+    for future in futures:
+        if future.done():
+            return
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def wake(_: asyncio.Future[Any]) -> None:

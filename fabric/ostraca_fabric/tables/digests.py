@@ -259,6 +259,10 @@ class PieceState(IntEnum):
     """Read, with bytes that do not match the tag."""
 
 
+GOOD = int(PieceState.GOOD)
+"""The same, for columns: numpy takes thrice as long for an enum's member."""
+
+
 @dataclass(frozen=True, slots=True)
 class TagCheck:
     """Tags of the blocks of a read, one block per piece: columns of shape (n,).

@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.native import at, library
-from ostraca_fabric.tables.digests import PieceState
+from ostraca_fabric.tables.digests import GOOD
 
 _FREE, _KEPT, _TAKEN, _QUARANTINE = range(4)
 
@@ -215,8 +215,6 @@ class Wave:
 _MOVES_AHEAD = 2
 """Waves of a stream under way at once."""
 
-_GOOD = int(PieceState.GOOD)  # an enum's member costs microseconds
-
 _NO_ROWS = np.empty(0, np.intp)
 
 
@@ -230,7 +228,7 @@ class WaveQueue:
         """Begin without a wave. *states* has a ``PieceState`` per block; None: all blocks are ready."""
         count = len(blocks.lengths)
         self._blocks = blocks
-        self._states = np.full(count, _GOOD, np.uint8) if states is None else states
+        self._states = np.full(count, GOOD, np.uint8) if states is None else states
         self._is_frozen = states is None
         self._is_stopped = False
         self._per_wave = per_wave
@@ -251,7 +249,7 @@ class WaveQueue:
         is_rest = self._is_frozen or self._begun + ready == len(self)
         if not ready or (self._under_way and not is_rest and ready < self._per_wave // 2):
             return None  # more blocks will be there before the wave under way has settled
-        rows = np.nonzero((self._states == _GOOD) & ~self._is_begun)[0][: self._per_wave]
+        rows = np.nonzero((self._states == GOOD) & ~self._is_begun)[0][: self._per_wave]
         self._is_begun[rows] = True
         self._begun += len(rows)
         self._waves += 1
@@ -281,4 +279,4 @@ class WaveQueue:
         return self._is_stopped or self._begun == len(self) or (self._is_frozen and not self._ready())
 
     def _ready(self) -> int:
-        return self._states.tobytes().count(_GOOD) - self._begun
+        return self._states.tobytes().count(GOOD) - self._begun

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.dpu_agent.datapath.test_space import VOLUME
 from tests.support.agent.assembly import (
     DRIVE,
     Assembly,
@@ -32,6 +33,7 @@ from ostraca_dpu_agent.datapath.admission import (
     Load,
     LoadQueue,
 )
+from ostraca_dpu_agent.datapath.request import RequestBlocks
 from ostraca_dpu_agent.settings import MIB
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
@@ -259,7 +261,9 @@ def is_all(done: GetDone, state: BlockState, reason: Reason = Reason.NONE) -> bo
 def test_moves_count_the_bytes_of_their_blocks(sizes: list[int]) -> None:
     estimator, worker = LatencyEstimator(4 * MIB), Worker()
     lengths = np.array(sizes, np.uint32) * np.uint32(MIB)
-    admission = GetAdmission(estimator, lambda: 0.0, worker, lengths, recompute_s=0.0)
+    blocks = RequestBlocks.of(VOLUME, chain_of(range(len(sizes))), lengths.tobytes())
+    assert (blocks.shortest_bytes, blocks.longest_bytes) == (min(sizes) * MIB, max(sizes) * MIB)
+    admission = GetAdmission(estimator, lambda: 0.0, worker, len(blocks), blocks.total_bytes, recompute_s=0.0)
     admission.start_move(0.0, np.array([0, 2]))
     assert estimator.worker_queue(worker).active_bytes == (sizes[0] + sizes[2]) * MIB
     admission.end_move(1.0, np.array([2]))

@@ -366,6 +366,8 @@ class NixlStream:
             else:
                 self._begin(wave, partial(self._settle, number))
         is_last = self._is_over() or not self._is_known
+        if is_last and self._has_begun_telling and self._news:
+            self._has_told()
         if is_last or (self._is_due() and not self._has_told()):
             self._is_reporting = True
             soon(self._loop, self._give_news)

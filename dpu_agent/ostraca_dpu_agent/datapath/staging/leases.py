@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
 from heapq import heappop, heappush
 from itertools import count
 
@@ -22,7 +22,7 @@ from ostraca_fabric.model.outcome import Reason
 _arrivals = count()
 
 
-class Purpose(Enum):
+class Purpose(IntEnum):
     """Purpose of a lease."""
 
     GET = auto()
