@@ -101,13 +101,6 @@ class PartRead(DriveIO):
         return (_OF_ABANDONED if self.is_abandoned else _OF_ENDED)[self.states]
 
 
-@dataclass(slots=True, eq=False)
-class GroupWrite(DriveIO):
-    """Write of blocks of a group."""
-
-    rows: NDArray[np.intp] = field(kw_only=True)
-
-
 @dataclass(frozen=True, slots=True)
 class ReadPlan:
     """Located blocks to read, in columns: by drive, then by part, then by place on the drive.

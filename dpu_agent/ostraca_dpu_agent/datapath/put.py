@@ -18,23 +18,26 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.arrivals import Arrivals
-from ostraca_dpu_agent.datapath.flash_io import GroupWrite, cut_into_waves, interleave_drives
+from ostraca_dpu_agent.datapath.flash_io import DriveIO, cut_into_waves, interleave_drives
 from ostraca_dpu_agent.datapath.request import (
     NO_POSITIONS,
     Deadline,
     RequestContext,
     TransferRun,
     WorkerConnection,
-    cache_offer,
+    run_all,
     wait_for_all,
 )
 from ostraca_dpu_agent.datapath.space import Space, is_too_short
+from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
 from ostraca_dpu_agent.datapath.staging.staged import StagedGroup
 from ostraca_dpu_agent.volumes import ServedVolume
@@ -56,6 +59,19 @@ _OWNER_CANT_SAY = (Reason.RECOVERING, Reason.NO_OWNER)
 """Reasons of an owner that can't tell whether the block exists; the previous owner may know."""
 
 
+_AT_CHECK = (
+    np.array([PutState.DECLINED, PutState.STAGED, PutState.DECLINED], np.uint8),
+    np.array([Reason.TRANSFER_FAILED, Reason.NONE, Reason.DAMAGED], np.uint8),
+)
+"""Outcome of a block by the ``PieceState`` after the check."""
+
+_AT_END = (
+    np.array([PutState.LATE, PutState.STAGED, PutState.DECLINED], np.uint8),
+    np.array([Reason.DEADLINE, Reason.NONE, Reason.DAMAGED], np.uint8),
+)
+"""The same at the end of the request, for groups not checked completely."""
+
+
 @dataclass(slots=True, eq=False)
 class MovedGroup:
     """Blocks of a put on their way from the arena to a drive."""
@@ -63,8 +79,10 @@ class MovedGroup:
     positions: NDArray[np.intp]
     """Positions in the request."""
 
-    states: NDArray[np.uint8]
+    states: NDArray[np.uint8] = field(init=False)
     """A ``PieceState`` per block, which checks change until all are checked or the request is over."""
+
+    write: DriveIO | None = None
 
     @property
     def is_good(self) -> NDArray[np.bool_]:
@@ -103,9 +121,9 @@ class PutRun(TransferRun[Put]):
         )
         self._moving: dict[WaveStream, MovedGroup] = {}
         """Groups before the end of their check."""
-        self._waiting: list[tuple[DriveId, deque[NDArray[np.intp]]]] = []
-        self._pending_checks = 1
-        """Groups before the end of their check, plus one while groups may be added."""
+        self._waiting: list[tuple[DriveId, deque[MovedGroup]]] = []
+        self._unchecked: set[MovedGroup | None] = {None}
+        """Groups before the end of their check, and None while groups may be added."""
         self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_staged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -122,7 +140,7 @@ class PutRun(TransferRun[Put]):
                 storing.result()
             for _, waiting in self._waiting:
                 while waiting:
-                    self._space.release(waiting.popleft())
+                    self._space.release(waiting.popleft().positions)
             unsettled = self._stop_moving()
             must_settle = len(unsettled) > 0
             self._quarantine()
@@ -152,44 +170,48 @@ class PutRun(TransferRun[Put]):
         """Reserve space and run all groups, until none uses the arena or flash."""
         context = self._context
         try:
-            lanes = self._lanes(await self._reserve())
-            retrying = context.tasks.spawn(self._retry_busy(lanes))
-            await until_done(retrying)
-            await wait_for_all([*lanes, retrying])
+            moving = self._lanes(await self._reserve())
+            if self._space.is_busy.any():
+                moving.insert(0, self._retry_busy())
+            else:
+                self._end_check(None)
+            await run_all(context.tasks, moving)
         finally:
             committed_bytes = int(self._blocks.lengths[self._outcomes.states == PutState.COMMITTED].sum())
             context.record("put", self._blocks.keys, self._outcomes, committed_bytes)
             self._mark_staged()
 
-    def _lanes(self, reserved: NDArray[np.intp]) -> list[asyncio.Task[None]]:
-        """Start lanes for blocks with space."""
+    def _lanes(self, reserved: NDArray[np.intp]) -> list[Coroutine[Any, Any, None]]:
+        """Return lanes for blocks with space, to be run at once."""
         context = self._context
         per_group = context.blocks_per_put(self._slot_bytes)
         waiting = [
-            (drive, deque(cut_into_waves(its, per_group))) for drive, its in self._space.by_drive(reserved)
+            (drive, deque(MovedGroup(each) for each in cut_into_waves(its, per_group)))
+            for drive, its in self._space.by_drive(reserved)
         ]
         self._waiting += waiting
-        self._pending_checks += sum(len(groups) for _, groups in waiting)
-        queues = interleave_drives(waiting, lanes=context.settings.waves_ahead)
-        return [context.tasks.spawn(self._lane(*queue)) for queue in queues]
+        for _, groups in waiting:
+            self._unchecked.update(groups)
+        return [
+            self._lane(*queue) for queue in interleave_drives(waiting, lanes=context.settings.waves_ahead)
+        ]
 
-    async def _retry_busy(self, lanes: list[asyncio.Task[None]]) -> None:
-        """Retry blocks of busy shards while the put lasts.
-
-        New lanes are added to *lanes*.
-        """
+    async def _retry_busy(self) -> None:
+        """Retry blocks of busy shards while the put lasts, then wait for their groups."""
         tenants, tenant = self._context.staging.tenants, self._worker.tenant
         waiting, most = tenants.waiting_puts, self._context.settings.waiting_puts_max
+        lanes: list[asyncio.Task[None]] = []
         try:
-            if self._space.is_busy.any() and tenants.may_add(waiting, tenant, most):
+            if tenants.may_add(waiting, tenant, most):
                 tenants.add(waiting, tenant)
                 try:
                     while self._space.is_busy.any() and await self._wait_to_retry():
-                        lanes += self._lanes(await self._reserve_again())
+                        lanes += map(self._context.tasks.spawn, self._lanes(await self._reserve_again()))
                 finally:
                     tenants.remove(waiting, tenant)
         finally:
-            self._count_checked()
+            self._end_check(None)
+            await wait_for_all(lanes)
 
     async def _wait_to_retry(self) -> bool:
         """Wait before a retry; return whether the put continues."""
@@ -246,24 +268,20 @@ class PutRun(TransferRun[Put]):
         self._space.is_busy[exists] = False
         return np.flatnonzero(is_reserved & ~exists)
 
-    async def _lane(self, drive: DriveId, waiting: deque[NDArray[np.intp]]) -> None:
+    async def _lane(self, drive: DriveId, waiting: deque[MovedGroup]) -> None:
         while waiting:
-            await self._group(drive, waiting.popleft())
+            group = waiting.popleft()
+            try:
+                lease = await self._lease(drive, group.positions)
+                if lease is not None:
+                    await self._store_group(drive, group, lease)
+            finally:
+                self._end_check(group)
 
-    async def _group(self, drive: DriveId, positions: NDArray[np.intp]) -> None:
-        is_checked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        is_checked.add_done_callback(lambda _: self._count_checked())
-        try:
-            lease = await self._lease(drive, positions)
-            if lease is not None:
-                await self._store_group(drive, positions, lease, is_checked)
-        finally:
-            if not is_checked.done():
-                is_checked.set_result(None)
-
-    def _count_checked(self) -> None:
-        self._pending_checks -= 1
-        if not self._pending_checks:
+    def _end_check(self, group: MovedGroup | None) -> None:
+        """Note that a group is checked; answer after the last. Repeated calls do nothing."""
+        self._unchecked.discard(group)
+        if not self._unchecked:
             self._mark_staged()
 
     async def _lease(self, drive_id: DriveId, positions: NDArray[np.intp]) -> StagingLease | None:
@@ -291,62 +309,57 @@ class PutRun(TransferRun[Put]):
         self._space.release(positions)
         return None
 
-    async def _store_group(
-        self,
-        drive_id: DriveId,
-        positions: NDArray[np.intp],
-        lease: StagingLease,
-        is_checked: asyncio.Future[None],
-    ) -> None:
-        """Process a group from arena to commit, in the order of its places on the drive."""
-        context = self._context
-        positions = positions[np.argsort(self._space.drive_offsets(positions), kind="stable")]
-        arrivals = self._arrivals(positions, lease)
-        group = MovedGroup(positions, arrivals.check.states)
-        kept, staged = np.zeros(len(positions), np.bool_), self._staged_group(positions, lease)
-        keep = cache_offer(self._blocks, positions, self._tags[positions], kept)
-        streams, writes = list[WaveStream](), list[GroupWrite]()
+    async def _store_group(self, drive_id: DriveId, group: MovedGroup, lease: StagingLease) -> None:
+        """Process a group from arena to commit."""
+        context, arrivals = self._context, self._arrivals(group, lease)
+        positions, check = group.positions, arrivals.check
+        keys = self._blocks.keys[positions]
+        staged = StagedGroup(
+            lease,
+            keys,
+            check.lengths,
+            check.tags,
+            lambda rows: self._space.are_standing(positions[rows], context.routes().map),
+        )
+        kept, streams = np.zeros(len(positions), np.bool_), list[WaveStream]()
         try:
             streams.append(stream := self._fetch(group, lease, arrivals))
             await self._check_group(group, stream, arrivals)
             context.staged.add(staged, np.flatnonzero(group.is_good))
-            is_checked.set_result(None)
+            self._end_check(group)
             context.staging.charge_to_drive(lease, drive_id)
-            reasons = np.full(len(positions), Reason.DRIVE_ERROR, np.uint8)
-            self._write(drive_id, group, arrivals.check.pieces, reasons, writes)
-            await self._wait_for_writes(reasons, writes)
-            if not any(write.is_abandoned for write in writes):
+            reasons = self._write(drive_id, group, check.pieces)
+            if group.write is not None:
+                await self._wait_for_write(group, group.write, reasons)
+            if group.write is None or not group.write.is_abandoned:
                 context.staging.end_drive_io(lease)
-            context.staged.remove(staged, np.flatnonzero(reasons != Reason.NONE))
-            kept[:] = await self._commit(group, reasons, writes)
+            has_failed = reasons != Reason.NONE
+            if has_failed.any():
+                context.staged.remove(staged, np.flatnonzero(has_failed))
+            kept[:] = await self._commit(group, reasons)
         except BaseException:  # on any error, the lease must outlive all started work
             for each in streams:
                 each.stop()
                 await until_done(each.ended)
                 await until_done(arrivals.checked)
-            for write in writes:
-                await until_done(write.ends)
+            if group.write is not None:
+                await until_done(group.write.ends)
             raise
         finally:
             context.staged.remove(staged)
-            staged.end(lambda: context.release(lease, writes, keep=keep))
+            ios = () if group.write is None else (group.write,)
+            keep = CacheOffer(keys, check.tags, check.lengths, kept, tenant=self._blocks.tenant)
+            staged.end(lambda: context.release(lease, ios, keep=keep))
 
-    def _staged_group(self, positions: NDArray[np.intp], lease: StagingLease) -> StagedGroup:
-        blocks = self._blocks
-        return StagedGroup(
-            lease,
-            blocks.keys[positions],
-            blocks.lengths[positions],
-            self._tags[positions],
-            lambda rows: self._space.are_standing(positions[rows], self._context.routes().map),
-        )
-
-    def _arrivals(self, positions: NDArray[np.intp], lease: StagingLease) -> Arrivals:
-        """Expect a group's blocks in the lease's slots."""
+    def _arrivals(self, group: MovedGroup, lease: StagingLease) -> Arrivals:
+        """Expect a group's blocks in the lease's slots, in the order of their places on the drive."""
+        places = self._space.drive_offsets(group.positions)
+        in_order = np.argsort(places, kind="stable")
+        positions = group.positions = group.positions[in_order]
         lengths = self._blocks.lengths[positions]
-        places = self._space.drive_offsets(positions)
-        pieces = Pieces(self._context.staging.array, lease.offsets, places, whole_pages(lengths))
+        pieces = Pieces(self._context.staging.array, lease.offsets, places[in_order], whole_pages(lengths))
         check = TagCheck(pieces, lengths, self._blocks.seeds[positions], self._tags[positions])
+        group.states = check.states
         return Arrivals(check, self._context.checkers)
 
     def _fetch(self, group: MovedGroup, lease: StagingLease, arrivals: Arrivals) -> WaveStream:
@@ -354,7 +367,7 @@ class PutRun(TransferRun[Put]):
         blocks = Wave(
             staging=lease.offsets,
             arena=self._slots[group.positions],
-            lengths=self._blocks.lengths[group.positions],
+            lengths=arrivals.check.lengths,
             staging_slot_bytes=lease.slot_bytes,
             arena_slot_bytes=self._request.slot_bytes,
         )
@@ -378,64 +391,49 @@ class PutRun(TransferRun[Put]):
         await until_done(arrivals.checked)
         del self._moving[stream]
         if not self._deadline.is_over():
-            self._note_checked(group)
-            is_lost = group.states == PieceState.PENDING
-            self._outcomes.set(group.positions[is_lost], PutState.DECLINED, Reason.TRANSFER_FAILED)
+            self._note_checked(group, _AT_CHECK)
         self._space.release(group.positions[~group.is_good])
 
-    def _note_checked(self, group: MovedGroup) -> None:
+    def _note_checked(self, group: MovedGroup, ends: tuple[NDArray[np.uint8], NDArray[np.uint8]]) -> None:
         """Set the outcomes of checked blocks; no other block of the group may be stored from now on."""
-        group.states = group.states.copy()
-        self._outcomes.set(group.positions[group.is_good], PutState.STAGED, Reason.NONE)
-        is_damaged = group.states == PieceState.DAMAGED
-        self._outcomes.set(group.positions[is_damaged], PutState.DECLINED, Reason.DAMAGED)
+        states = group.states = group.states.copy()
+        self._outcomes.set(group.positions, ends[0][states], ends[1][states])
 
     def _stop_moving(self) -> NDArray[np.intp]:
         """Begin no further wave; return the blocks of unsettled waves."""
         moving = [NO_POSITIONS]
         for stream, group in self._moving.items():
             moving.append(group.positions[stream.stop()])
-            self._note_checked(group)
+            self._note_checked(group, _AT_END)
         return np.sort(np.concatenate(moving))
 
-    def _write(
-        self,
-        drive_id: DriveId,
-        group: MovedGroup,
-        pieces: Pieces,
-        reasons: NDArray[np.uint8],
-        writes: list[GroupWrite],
-    ) -> None:
-        """Start writing the good blocks of a group, or set the reason why they can't be written now.
+    def _write(self, drive_id: DriveId, group: MovedGroup, pieces: Pieces) -> NDArray[np.uint8]:
+        """Start writing the good blocks of a group.
 
-        Each write has the size of a wave, so that a slow drive is heard often enough.
+        Returns a reason per block, as long as the block is not on flash.
         """
-        drive = self._context.drives.get(drive_id)
+        drive, reason = self._context.drives.get(drive_id), Reason.DRIVE_ERROR
         if drive is not None and drive.refuses_writes:
-            reasons[:] = Reason.DRIVE_SUSPECT
+            reason = Reason.DRIVE_SUSPECT
         elif self._space.has_expired(group.positions):
             # Checked last: this agent may have been suspended meanwhile.
-            reasons[:] = Reason.EXPIRED
+            reason = Reason.EXPIRED
         elif drive is not None:
-            per_wave = self._context.blocks_per_wave(self._slot_bytes)
-            for rows in cut_into_waves(np.flatnonzero(group.is_good), per_wave):
-                ends = drive.submit_write(pieces.some(rows))
-                writes.append(GroupWrite(ends, drive.writes_given_up, rows=rows))
+            ends = drive.submit_write(pieces.some(np.flatnonzero(group.is_good)))
+            group.write = DriveIO(ends, drive.writes_given_up)
+        return np.full(len(pieces), reason, np.uint8)
 
     @staticmethod
-    async def _wait_for_writes(reasons: NDArray[np.uint8], writes: list[GroupWrite]) -> None:
-        """Wait for a group's writes; blocks on flash get the reason NONE."""
-        for write in writes:
-            await write.wait()
-        for write in writes:
-            if write.is_abandoned:
-                reasons[write.rows] = Reason.DRIVE_SUSPECT
-            else:
-                reasons[write.rows[write.ends.result()]] = Reason.NONE
+    async def _wait_for_write(group: MovedGroup, write: DriveIO, reasons: NDArray[np.uint8]) -> None:
+        """Wait for a group's write; blocks on flash get the reason NONE."""
+        await write.wait()
+        rows = np.flatnonzero(group.is_good)
+        if write.is_abandoned:
+            reasons[rows] = Reason.DRIVE_SUSPECT
+        else:
+            reasons[rows[write.ends.result()]] = Reason.NONE
 
-    async def _commit(
-        self, group: MovedGroup, reasons: NDArray[np.uint8], writes: list[GroupWrite]
-    ) -> NDArray[np.bool_]:
+    async def _commit(self, group: MovedGroup, reasons: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Commit the written good blocks of a group; return which are committed.
 
         Blocks that an abandoned write may still reach keep their space until the reservation ends.
@@ -443,11 +441,10 @@ class PutRun(TransferRun[Put]):
         positions, is_good = group.positions, group.is_good
         has_failed = is_good & (reasons != Reason.NONE)
         if has_failed.any():
-            self._outcomes.set(positions[has_failed], PutState.DECLINED, reasons[has_failed])
-            may_change = has_failed.copy()
-            for write in writes:
-                may_change[write.rows] &= not write.is_abandoned
-            self._space.release(positions[may_change], may_land=bool(writes))
+            failed = positions[has_failed]
+            self._outcomes.set(failed, PutState.DECLINED, reasons[has_failed])
+            if group.write is None or not group.write.is_abandoned:
+                self._space.release(failed, may_land=group.write is not None)
         chosen = positions[is_good & ~has_failed]
         if self._space.has_expired(chosen):
             self._outcomes.set(chosen, PutState.DECLINED, Reason.EXPIRED)

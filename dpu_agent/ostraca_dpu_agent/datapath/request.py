@@ -38,7 +38,7 @@ from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.ports.owners import LocalShards, Owners
 from ostraca_fabric.ports.transport import RemoteArena
-from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.runtime.tasks import Tasks, until_done
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.digests import derive_keys, tag_seeds
 from ostraca_fabric.telemetry.explain import EventKind
@@ -463,11 +463,10 @@ async def run_all(tasks: Tasks, coroutines: Sequence[Coroutine[Any, Any, None]])
 
 async def wait_for_all(tasks: Collection[asyncio.Task[None]]) -> None:
     """Wait for the end of all tasks, then raise an exception of any task."""
-    if not tasks:
-        return
-    for end in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(end, BaseException):
-            raise end
+    for task in tasks:
+        await until_done(task)
+    for task in tasks:
+        task.result()
 
 
 def cache_offer(

@@ -25,7 +25,7 @@ from ostraca_dpu_agent.controller.served_shards import ServedShards
 from ostraca_dpu_agent.datapath.arrivals import Arrivals
 from ostraca_dpu_agent.datapath.location.locator import Locator
 from ostraca_dpu_agent.datapath.location.routing import MapPlacements, Routes
-from ostraca_dpu_agent.datapath.put import PutRun
+from ostraca_dpu_agent.datapath.put import MovedGroup, PutRun
 from ostraca_dpu_agent.datapath.space import Space
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.server.dispatcher import RequestDispatcher
@@ -77,19 +77,19 @@ def hits_on_the_agents_word() -> None:
 
 def tags_made_by_the_agent() -> None:
     expect, run = PutRun._arrivals, Arrivals._run
-    puts: WeakKeyDictionary[Arrivals, tuple[PutRun, NDArray[np.intp]]] = WeakKeyDictionary()
+    puts: WeakKeyDictionary[Arrivals, tuple[PutRun, MovedGroup]] = WeakKeyDictionary()
 
-    def expecting(self: PutRun, positions: NDArray[np.intp], lease: StagingLease) -> Arrivals:
-        expected = expect(self, positions, lease)
-        puts[expected] = self, positions
+    def expecting(self: PutRun, group: MovedGroup, lease: StagingLease) -> Arrivals:
+        expected = expect(self, group, lease)
+        puts[expected] = self, group
         return expected
 
     def making(self: Arrivals, rows: slice) -> None:
-        check, (put, positions) = self.check, puts[self]
+        check, (put, group) = self.check, puts[self]
         offsets, lengths = check.pieces.memory_offsets[rows], check.lengths[rows]
         check.tags[rows] = tags_of(check.pieces.memory, offsets, lengths, check.seeds[rows])
         put._tags = put._tags.copy()
-        put._tags[positions[rows]] = check.tags[rows]
+        put._tags[group.positions[rows]] = check.tags[rows]
         run(self, rows)
 
     _change(PutRun, "_arrivals", expecting)
