@@ -5,7 +5,6 @@ Blocks of chains below break-even get no space.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from ostraca_fabric.model.fabric_map import FabricMap
 from ostraca_fabric.model.ids import AgentId, DriveId
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.ports.owners import Owners
+from ostraca_fabric.runtime.tasks import gathered
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import distinct
 from ostraca_fabric.wire.messages import (
@@ -147,8 +147,8 @@ class Space:
         self.is_busy[wanted] = False
         self._end(unowned[wanted[unowned]], PutState.DECLINED, Reason.NO_OWNER)
         by_owner = restrict(parts, wanted)
-        await asyncio.gather(
-            *(self._ask(routes, owner, its, within_s, is_again=is_again) for owner, its in by_owner.items())
+        await gathered(
+            [self._ask(routes, owner, its, within_s, is_again=is_again) for owner, its in by_owner.items()]
         )
 
     def by_target(self, positions: Positions) -> list[tuple[ReservedShard, Positions]]:
@@ -179,7 +179,7 @@ class Space:
         by_owner: dict[AgentId, list[tuple[ReservedShard, Positions]]] = {}
         for target, rows in self.by_target(positions):
             by_owner.setdefault(target.owner, []).append((target, positions[rows]))
-        await asyncio.gather(*(self._commit_at(owner, parts, tags) for owner, parts in by_owner.items()))
+        await gathered([self._commit_at(owner, parts, tags) for owner, parts in by_owner.items()])
 
     def release(self, positions: Positions, *, may_land: bool = False) -> None:
         """Give back reservations without unfinished writes.
@@ -248,11 +248,11 @@ class Space:
                 self._end(part.positions, PutState.DECLINED, Reason.NO_OWNER)
         if forwarded:
             left_s = until_s - self._clock()
-            await asyncio.gather(
-                *(
+            await gathered(
+                [
                     self._ask(routes, other, its, left_s, is_again=is_again, is_forwarded=True)
                     for other, its in forwarded.items()
-                )
+                ]
             )
 
     def _accept(

@@ -8,12 +8,13 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import assert_never
+from typing import NamedTuple, assert_never
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca_dpu_agent.shards.core import Allocations
 from ostraca_dpu_agent.shards.reports import owner_view
 from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_fabric.errors import MalformedError
@@ -22,6 +23,7 @@ from ostraca_fabric.model.ids import OwnerEpoch, PlacementEpoch, ShardId
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.model.overrides import Overrides
 from ostraca_fabric.ports.owners import ShardAnswer
+from ostraca_fabric.runtime.tasks import completed, gathered
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import EventRing, labelled, tally_text
 from ostraca_fabric.wire import codec
@@ -74,6 +76,14 @@ class _FormerShard:
 
     until_s: float = math.inf
     """End of the answers to lookups."""
+
+
+class _Reservation(NamedTuple):
+    """Reservation of space in a shard, perhaps under way."""
+
+    owned: OwnedShard
+    keys: NDArray[np.uint8]
+    making: asyncio.Future[Allocations]
 
 
 class OwnerService:
@@ -198,13 +208,32 @@ class OwnerService:
         )
         return RingProgressAnswer(request.request, tuple(passed))
 
-    async def _reserved(self, request: Reserve) -> Reserved:
+    def _reserved(self, request: Reserve) -> Reserved | Awaitable[Reserved]:
         if not 0 <= request.pool < _POOLS:
             raise MalformedError(f"pool {request.pool} is not a number of 64 bits")
         wanted = [(part, _rows(part.keys), *_lengths_and_depths(part)) for part in request.shards]
+        until_s = self._clock() + _seconds(request.deadline_s)
         with labelled(request.label):
-            answers = await asyncio.gather(*(self._reserve(*each, request) for each in wanted))
-        return Reserved(request.request, tuple(answers))
+            begun = [self._reserve(*each, request) for each in wanted]
+            if all(each is None or each.making.done() for each in begun):
+                return self._granted(request, begun, until_s)
+        return self._granted_later(request, begun, until_s)
+
+    async def _granted_later(
+        self, request: Reserve, begun: list[_Reservation | None], until_s: float
+    ) -> Reserved:
+        for each in begun:
+            if each is not None:
+                await each.making
+        with labelled(request.label):
+            return self._granted(request, begun, until_s)
+
+    def _granted(self, request: Reserve, begun: list[_Reservation | None], until_s: float) -> Reserved:
+        """Answer after the end of all reservations; None stands for a shard of another owner."""
+        parts = zip(request.shards, begun, strict=True)
+        return Reserved(
+            request.request, tuple(self._grant(part, each, request, until_s) for part, each in parts)
+        )
 
     async def _committed(self, request: Commit) -> Committed:
         written = [
@@ -214,7 +243,7 @@ class OwnerService:
             if not len(np.unique(numbers)) == len(numbers) == len(tags) == len(seeds):
                 raise MalformedError("a commit must name each reservation once, with one tag and one seed")
         with labelled(request.label):
-            answers = await asyncio.gather(*(self._commit(*each) for each in written))
+            answers = await gathered([self._commit(*each) for each in written])
         return Committed(request.request, tuple(answers))
 
     def notice(self, notice: OwnerNotice) -> None:
@@ -283,36 +312,42 @@ class OwnerService:
         claim = self._claim_of(shard)
         return former.owned if claim is None or claim.epoch <= former.epoch + 1 else None
 
-    async def _reserve(
+    def _reserve(
         self,
         part: ShardWants,
         keys: NDArray[np.uint8],
         lengths: NDArray[np.uint32],
         depths: NDArray[np.uint32] | None,
         request: Reserve,
-    ) -> ShardReservations:
+    ) -> _Reservation | None:
         owned = self.shards.get(ShardId(part.shard))
         if owned is None:
+            return None
+        if 0 < request.placement_epoch < self._placement - _CHANGES_BEHIND_MAX:
+            return _Reservation(owned, keys, completed(owned.decline(keys, Reason.STALE_MAP)))
+        making = owned.reserve(
+            keys,
+            lengths,
+            depths=depths,
+            ttl_s=request.ttl_s if request.ttl_s > 0 else math.inf,
+            pool=request.pool,
+            hold_s=_seconds(request.hold_s),
+            within_s=_seconds(request.deadline_s) - _ANSWER_MARGIN_S,
+            is_again=request.is_again,
+        )
+        return _Reservation(owned, keys, making)
+
+    def _grant(
+        self, part: ShardWants, reservation: _Reservation | None, request: Reserve, until_s: float
+    ) -> ShardReservations:
+        if reservation is None:
             known_owner, known_epoch = self._known(part.shard)
             return ShardReservations(
                 part.shard, is_owner=False, owner_epoch=0, known_owner=known_owner, known_epoch=known_epoch
             )
-        if 0 < request.placement_epoch < self._placement - _CHANGES_BEHIND_MAX:
-            allocations = owned.decline(keys, Reason.STALE_MAP)
-        else:
-            until_s = self._clock() + _seconds(request.deadline_s)
-            allocations = await owned.reserve(
-                keys,
-                lengths,
-                depths=depths,
-                ttl_s=request.ttl_s if request.ttl_s > 0 else math.inf,
-                pool=request.pool,
-                hold_s=_seconds(request.hold_s),
-                within_s=_seconds(request.deadline_s) - _ANSWER_MARGIN_S,
-                is_again=request.is_again,
-            )
-            if request.waits:
-                allocations = owned.with_busy(allocations, within_s=until_s - self._clock())
+        owned, keys, allocations = reservation.owned, reservation.keys, reservation.making.result()
+        if request.waits:
+            allocations = owned.with_busy(allocations, within_s=until_s - self._clock())
         is_final = allocations.reasons != Reason.BUSY  # busy blocks are retried many times a second
         self.events.record(
             EventKind.RESERVED, keys[is_final], allocations.states[is_final], allocations.reasons[is_final]

@@ -34,10 +34,10 @@ from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import OwnerEpoch
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.ports.drive import Drive
-from ostraca_fabric.runtime.tasks import Tasks, set_within
+from ostraca_fabric.runtime.tasks import Tasks, completed, set_within
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import EventRing
-from ostraca_fabric.wire.codec import Outcomes
+from ostraca_fabric.wire.codec import Outcomes, Rows
 from ostraca_fabric.wire.messages import Damage
 
 log = logging.getLogger(__name__)
@@ -330,7 +330,7 @@ class OwnedShard:
 
     # -------------------------------------------------------------------------------------- space, commits
 
-    async def reserve(
+    def reserve(
         self,
         keys: NDArray[np.uint8],
         lengths: NDArray[np.uint32],
@@ -341,25 +341,18 @@ class OwnedShard:
         ttl_s: float = math.inf,
         pool: int = 0,
         is_again: bool = False,
-    ) -> Allocations:
-        """Reserve space, as ``ShardCore.reserve``.
+    ) -> asyncio.Future[Allocations]:
+        """Reserve space, as ``ShardCore.reserve``; usually the future is done.
 
         Waits at most *within_s*: for the end of a recovery and for checks of reported blocks, though not for
         long, then for a segment that is being opened.
         """
         until_s = self._clock() + min(within_s, self._settings.hold_s)
-        if self.core.is_recovering:
-            await set_within(self._begun, min(until_s - self._clock(), self._settings.recovery_wait_s))
-        await self._damage.wait(keys, min(until_s - self._clock(), self._settings.recovery_wait_s))
-        if self._is_quiescing:
-            return self.decline(keys, Reason.NO_OWNER)
-        if self._drive.refuses_writes:
-            return self.decline(keys, Reason.DRIVE_SUSPECT)
         if depths is None:
             depths = np.full(len(keys), DEPTH_UNKNOWN, np.uint32)
 
-        return await self._reserve(
-            lambda rows: self.core.reserve(
+        def take(rows: Rows) -> Allocations:
+            return self.core.reserve(
                 self._clock(),
                 keys[rows],
                 lengths[rows],
@@ -368,10 +361,33 @@ class OwnedShard:
                 ttl_s=ttl_s,
                 pool=pool,
                 is_again=is_again,
-            ),
-            len(keys),
-            until_s,
-        )
+            )
+
+        if self.core.is_recovering or self._damage.checks:
+            return asyncio.ensure_future(self._reserve_later(keys, take, until_s))
+        return self._reserve(keys, take, until_s)
+
+    async def _reserve_later(
+        self, keys: NDArray[np.uint8], take: Callable[[Rows], Allocations], until_s: float
+    ) -> Allocations:
+        """Reserve space when the index is known."""
+        if self.core.is_recovering:
+            await set_within(self._begun, min(until_s - self._clock(), self._settings.recovery_wait_s))
+        await self._damage.wait(keys, min(until_s - self._clock(), self._settings.recovery_wait_s))
+        return await self._reserve(keys, take, until_s)
+
+    def _reserve(
+        self, keys: NDArray[np.uint8], take: Callable[[Rows], Allocations], until_s: float
+    ) -> asyncio.Future[Allocations]:
+        if self._is_quiescing:
+            return completed(self.decline(keys, Reason.NO_OWNER))
+        if self._drive.refuses_writes:
+            return completed(self.decline(keys, Reason.DRIVE_SUSPECT))
+        allocations = take(slice(None))
+        self.wake()
+        if self.core.ring.opening is None or not _MAY_GET_SPACE[allocations.reasons].any():
+            return completed(allocations)
+        return asyncio.ensure_future(self._retry(allocations, take, until_s))
 
     def decline(self, keys: NDArray[np.uint8], reason: Reason) -> Allocations:
         """Reserve nothing: existing blocks EXIST, and the others are declined for *reason*."""
@@ -388,15 +404,13 @@ class OwnedShard:
             return replace(allocations, reasons=np.where(lacks, np.uint8(Reason.BUSY), allocations.reasons))
         return allocations
 
-    async def _reserve(
-        self, reserve: Callable[[NDArray[np.intp]], Allocations], count: int, until_s: float
+    async def _retry(
+        self, allocations: Allocations, take: Callable[[Rows], Allocations], until_s: float
     ) -> Allocations:
-        """Reserve space for rows 0 to *count*; retry rows without space while a segment is being opened.
+        """Retry rows without space while a segment is being opened.
 
         Ends without a retry once the shard quiesces, as it may have been found quiet already.
         """
-        allocations = reserve(np.arange(count))
-        self.wake()
         short = np.flatnonzero(_MAY_GET_SPACE[allocations.reasons])
         while len(short) and self.core.ring.opening is not None:
             wait_s = min(until_s - self._clock(), self._settings.opening_wait_s)
@@ -405,7 +419,7 @@ class OwnedShard:
             if self._is_quiescing:
                 allocations.reasons[short] = Reason.NO_OWNER
                 break
-            more = reserve(short)
+            more = take(short)
             self.wake()
             allocations.states[short], allocations.reasons[short] = more.states, more.reasons
             allocations.reservations[short], allocations.offsets[short] = more.reservations, more.offsets
@@ -504,8 +518,8 @@ class OwnedShard:
             return Allocations.none(np.zeros(len(keys), np.bool_), Reason.DRIVE_SUSPECT)
 
         return await self._reserve(
+            keys,
             lambda rows: self.core.reserve_copies(self._clock(), keys[rows], lengths[rows], hold_s=hold_s),
-            len(keys),
             self._clock() + hold_s,
         )
 

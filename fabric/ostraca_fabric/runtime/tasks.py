@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -97,6 +97,20 @@ async def until_done(*futures: asyncio.Future[Any]) -> None:
     finally:
         for future in futures:
             future.remove_done_callback(wake)
+
+
+def completed(result: _T) -> asyncio.Future[_T]:
+    """Return a future that is done."""
+    future: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+    future.set_result(result)
+    return future
+
+
+async def gathered(coroutines: Sequence[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Run coroutines at once and return their results. A single coroutine takes no task."""
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    return await asyncio.gather(*coroutines)
 
 
 async def set_within(event: asyncio.Event, seconds: float) -> bool:

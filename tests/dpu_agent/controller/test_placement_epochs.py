@@ -247,9 +247,7 @@ async def test_a_put_may_miss_one_change_of_placement_and_not_two(
         epoch = fabric.membership.map.placement_epoch
         wants = ShardWants(SHARD, bytes(16), np.array([4096], np.uint32).tobytes())
         asked = Reserve(1, FAR_S, 1.0, (wants,), placement_epoch=epoch - behind)
-        answer = fabric.service.answer(asked)
-        assert isinstance(answer, Awaitable)
-        reserved = await answer
+        reserved = fabric.service.answer(asked)
         assert isinstance(reserved, Reserved)
         (made,) = reserved.shards
         assert (PutState(made.states[0]), Reason(made.reasons[0])) == outcome
@@ -260,9 +258,7 @@ async def test_put_of_an_existing_block_answers_exists_under_any_map() -> None:
         await drain(fabric, drive)
         key = derive_keys(fabric.volume.secret, chain_of([NUMBERS[0]])).tobytes()
         wants = ShardWants(SHARD, key, np.array([4096], np.uint32).tobytes())
-        answer = fabric.service.answer(Reserve(1, FAR_S, 1.0, (wants,), placement_epoch=1))
-        assert isinstance(answer, Awaitable)
-        reserved = await answer
+        reserved = fabric.service.answer(Reserve(1, FAR_S, 1.0, (wants,), placement_epoch=1))
         assert isinstance(reserved, Reserved)
         assert list(reserved.shards[0].states) == [PutState.EXISTS]
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -390,7 +389,5 @@ async def test_a_put_takes_of_the_pool_of_its_volume_on_shards_that_were_recover
         assert fabric.shard.core.ring.pools.by_number.keys() == {B}
         wants = (ShardWants(fabric.shard.record.id, b"", b""),)
         for pool in (-1, 1 << 64):
-            answer = later.answer(Reserve(1, 1.0, 1.0, wants, pool=pool))
-            assert not isinstance(answer, msgspec.Struct)
             with pytest.raises(MalformedError, match="64 bits"):
-                await answer
+                later.answer(Reserve(1, 1.0, 1.0, wants, pool=pool))
