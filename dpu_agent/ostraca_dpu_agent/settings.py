@@ -87,8 +87,9 @@ class FlowSettings:
     transfer and verification overlap."""
 
     get_part_bytes: int = 64 * MIB
-    """Blocks of a get that hold staging and are read from a drive together. Each part costs the event loop a
-    few turns. At most an eighth of staging, apart from a single wave."""
+    """Blocks of a get that hold staging and are read from a drive together; half as many if other requests of
+    the worker hold staging. Each part costs the event loop a few turns. At most an eighth of staging, apart
+    from a single wave."""
 
     put_group_bytes: int = 32 * MIB
     """Blocks of a put that hold staging and are committed together. Each group costs the shard owner an

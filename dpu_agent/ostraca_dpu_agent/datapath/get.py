@@ -174,7 +174,9 @@ class GetRun(TransferRun[Get]):
             self._in_memory.extend(found)
         else:
             self._decide(np.flatnonzero(is_here), BlockState.DECLINED, Reason.TOO_SLOW)
-        lanes = min(context.parts_at_once(context.settings.waves_ahead), len(self._in_memory))
+        settings = context.settings
+        lanes = context.parts_at_once(settings.waves_ahead, settings.get_part_bytes)
+        lanes = min(lanes, len(self._in_memory))
         await run_all(
             context.tasks, [*(self._memory_lane() for _ in range(lanes)), self._load_from_flash(~is_here)]
         )
@@ -199,8 +201,11 @@ class GetRun(TransferRun[Get]):
         locations = NO_LOCATIONS
         try:
             locations = await self._locate(wanted)
-            plan = self._admit(locations)
-            queues = interleave_drives(plan.queues, lanes=context.parts_at_once(context.settings.reads_ahead))
+            is_alone = not context.staging.holds(self._worker)
+            per_part = context.blocks_per_part(self._slot_bytes, is_alone=is_alone)
+            plan = self._admit(locations, per_part)
+            lanes = context.parts_at_once(context.settings.reads_ahead, per_part * self._slot_bytes)
+            queues = interleave_drives(plan.queues, lanes=lanes)
             await run_all(context.tasks, [self._lane(plan, *queue) for queue in queues])
         finally:
             context.locator.release(locations)
@@ -319,10 +324,9 @@ class GetRun(TransferRun[Get]):
         locations.is_found = fits
         return locations
 
-    def _admit(self, locations: BlockLocations) -> ReadPlan:
+    def _admit(self, locations: BlockLocations, per_part: int) -> ReadPlan:
         """Plan the reads of located blocks, without blocks that are faster to recompute."""
         found = np.flatnonzero(locations.is_found)
-        per_part = self._context.blocks_per_part(self._slot_bytes)
         admitted = self._admission.admit(locations, found, at_once=per_part)
         if len(admitted) < len(found):
             self._decide(np.setdiff1d(found, admitted), BlockState.DECLINED, Reason.TOO_SLOW)

@@ -363,14 +363,18 @@ class RequestContext:
         """
         return max(1, min(self.settings.put_group_bytes, self.staging.put_bytes_max) // slot_bytes)
 
-    def blocks_per_part(self, slot_bytes: int) -> int:
-        """Return the number of slots of this size in a part of a get."""
-        part_bytes = min(self.settings.get_part_bytes, self.staging.limit_bytes // 8)
-        return max(self.blocks_per_wave(slot_bytes), part_bytes // slot_bytes)
+    def blocks_per_part(self, slot_bytes: int, *, is_alone: bool = True) -> int:
+        """Return the number of slots of this size in a part of a get.
 
-    def parts_at_once(self, waves: int) -> int:
+        Parts are half as large unless the get *is_alone*: later parts wait for the staging of earlier ones.
+        """
+        part_bytes = min(self.settings.get_part_bytes, self.staging.limit_bytes // 8)
+        wanted_bytes = part_bytes if is_alone else part_bytes // 2
+        return max(self.blocks_per_wave(slot_bytes), wanted_bytes // slot_bytes)
+
+    def parts_at_once(self, waves: int, part_bytes: int) -> int:
         """Return the number of parts of as many bytes as *waves*, one at least."""
-        return max(1, waves * self.settings.wave_bytes // self.settings.get_part_bytes)
+        return max(1, waves * self.settings.wave_bytes // part_bytes)
 
     def release(self, lease: StagingLease, ios: Sequence[DriveIO], *, keep: CacheOffer | None) -> None:
         """Release a lease, as ``Staging.release``.

@@ -246,9 +246,11 @@ class WaveQueue:
         if self._is_stopped or len(self._under_way) >= _MOVES_AHEAD:
             return None
         ready = self._ready()
-        is_rest = self._is_frozen or self._begun + ready == len(self)
-        if not ready or (self._under_way and not is_rest and ready < self._per_wave // 2):
-            return None  # more blocks will be there before the wave under way has settled
+        # Usually more blocks will be there before the wave under way has settled. Waves become smaller at the
+        # end, so that little is left to move when the last block is there.
+        wanted = min(self._per_wave, len(self) - self._begun) // 2
+        if not ready or (self._under_way and not self._is_frozen and ready < wanted):
+            return None
         rows = np.nonzero((self._states == GOOD) & ~self._is_begun)[0][: self._per_wave]
         self._is_begun[rows] = True
         self._begun += len(rows)

@@ -7,9 +7,9 @@ progress on a slow tick, for the sake of connections.
 
 A stream costs the event loop no turn per wave. The thread looks for ready blocks itself, every ``LOOK_S``,
 begins their waves, and gathers the news. The worker is told in the thread: about the first wave at once, so
-that checks begin, then about each quarter of the blocks. News of slow waves is told sooner, after pauses of
-at least four milliseconds and half of the stream's time so far. The loop hears of the end alone. Blocks from
-a worker go straight to their receiver.
+that checks begin, then about each quarter of the blocks, and less at the end: half of the rest, at least a
+sixteenth of all. News of slow waves is told sooner, after pauses of at least four milliseconds and half of
+the stream's time so far. The loop hears of the end alone. Blocks from a worker go straight to their receiver.
 
 A transfer whose end NIXL can't tell is kept forever, unpolled and unreleased: its memory stays in
 quarantine.
@@ -60,7 +60,7 @@ LOOK_S = 5e-4
 STEPS_AT_ONCE = 8
 """Streams that the thread looks at between two polls: their number must not delay transfers."""
 
-NEWS_PER_STREAM = 4
+NEWS_PER_STREAM, NEWS_MAX = 4, 16
 NEWS_S = 4e-3
 STUCK_S = 5.0
 """Limit for a NIXL call at shutdown. A longer call is abandoned, since it may never return."""
@@ -320,9 +320,8 @@ class NixlStream:
         """Whether the loop is about to take the news."""
 
         self._told_s = self._begun_s = time.monotonic()
-        self._has_begun_telling = False
-        self._untold = 0
-        """Settled blocks since the last news."""
+        self._told = self._untold = 0
+        """Settled blocks before and since the last news."""
 
     def look(self) -> None:
         """Wake the thread."""
@@ -366,7 +365,7 @@ class NixlStream:
             else:
                 self._begin(wave, partial(self._settle, number))
         is_last = self._is_over() or not self._is_known
-        if is_last and self._has_begun_telling and self._news:
+        if is_last and self._told and self._news:
             self._has_told()
         if is_last or (self._is_due() and not self._has_told()):
             self._is_reporting = True
@@ -396,11 +395,15 @@ class NixlStream:
         if not self._news or self._is_reporting:
             self._told_s = now_s
             return False
-        wanted = len(self._queue) / NEWS_PER_STREAM if self._has_begun_telling else 1
+        blocks = len(self._queue)
+        wanted = 1.0
+        if self._told:
+            wanted = max(blocks / NEWS_MAX, min(blocks / NEWS_PER_STREAM, (blocks - self._told) / 2))
         pause_s = max(NEWS_S, (now_s - self._begun_s) / 2)
         if self._untold < wanted and now_s - self._told_s <= pause_s:
             return False
-        self._has_begun_telling, self._untold, self._told_s = True, 0, now_s
+        self._told += self._untold
+        self._untold, self._told_s = 0, now_s
         return True
 
     def _has_told(self) -> bool:

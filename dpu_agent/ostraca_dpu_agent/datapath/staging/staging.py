@@ -144,6 +144,10 @@ class Staging:
         """Bytes of slots leased per tenant, and per drive after abandonment."""
         return self._held[Purpose.GET] + self._held[Purpose.PUT]
 
+    def holds(self, holder: Hashable) -> bool:
+        """Return whether a holder has leases."""
+        return holder in self._held_by
+
     @property
     def limit_bytes(self) -> int:
         """Largest total of leased slots, in bytes."""
