@@ -240,7 +240,7 @@ class OwnerService:
             (part, _u64(part.reservations), _rows(part.tags), _u64(part.seeds)) for part in request.shards
         ]
         for _, numbers, tags, seeds in written:
-            if not len(np.unique(numbers)) == len(numbers) == len(tags) == len(seeds):
+            if not len(set(numbers.tolist())) == len(numbers) == len(tags) == len(seeds):
                 raise MalformedError("a commit must name each reservation once, with one tag and one seed")
         with labelled(request.label):
             answers = await gathered([self._commit(*each) for each in written])

@@ -353,7 +353,7 @@ class ShardCore:
         call admitted the same blocks, and had no room. The holder writes within the reservation, then commits
         or releases it.
         """
-        self.expire(now_s)
+        self._end_expired(now_s)
         made = self.allocator.reserve(
             now_s, keys, lengths, hold_s=hold_s, depths=depths, ttl_s=ttl_s, pool=pool, is_again=is_again
         )
@@ -367,7 +367,7 @@ class ShardCore:
 
         The commit of a copy moves the block there.
         """
-        self.expire(now_s)
+        self._end_expired(now_s)
         made = self.allocator.reserve_copies(now_s, keys, lengths, hold_s=hold_s)
         self._advance(now_s)
         return made
@@ -392,7 +392,7 @@ class ShardCore:
         *tags*: shape (n, 16), each made with its seed. A commit under a higher epoch puts the claim in doubt:
         if ``grants.is_doubted`` is set then, ask the store and ``confirm``.
         """
-        self.expire(now_s)
+        self._end_expired(now_s)
         if epoch == self.epoch:
             answer = self.commits.commit(now_s, reservations, tags, seeds)
         else:
@@ -462,10 +462,13 @@ class ShardCore:
 
     def expire(self, now_s: float) -> None:
         """End expired pins and reservations, and evict and open segments. Call about once a second."""
+        self._end_expired(now_s)
+        self._advance(now_s)
+
+    def _end_expired(self, now_s: float) -> None:
         self.budget.advance(now_s)
         self.pins.expire(now_s)
         self.allocator.expire(now_s)
-        self._advance(now_s)
 
     def is_current(self, key: bytes, *, offset: int, generation: int, tag: bytes) -> bool:
         """Return whether the index lists exactly this extent for *key*.
