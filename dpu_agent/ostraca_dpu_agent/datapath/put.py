@@ -82,13 +82,11 @@ class MovedGroup:
     states: NDArray[np.uint8] = field(init=False)
     """A ``PieceState`` per block, which checks change until all are checked or the request is over."""
 
-    write: DriveIO | None = None
+    good: NDArray[np.intp] = field(init=False)
+    """Rows of blocks with a matching tag, known after the check."""
 
-    @property
-    def is_good(self) -> NDArray[np.bool_]:
-        """Blocks with a matching tag."""
-        is_good: NDArray[np.bool_] = self.states == PieceState.GOOD
-        return is_good
+    write: DriveIO | None = None
+    """Write of the good blocks."""
 
 
 class PutRun(TransferRun[Put]):
@@ -325,17 +323,17 @@ class PutRun(TransferRun[Put]):
         try:
             streams.append(stream := self._fetch(group, lease, arrivals))
             await self._check_group(group, stream, arrivals)
-            context.staged.add(staged, np.flatnonzero(group.is_good))
+            context.staged.add(staged, group.good)
             self._end_check(group)
             context.staging.charge_to_drive(lease, drive_id)
             reasons = self._write(drive_id, group, check.pieces)
             if group.write is not None:
-                await self._wait_for_write(group, group.write, reasons)
+                await self._wait_for_write(group.write, reasons)
             if group.write is None or not group.write.is_abandoned:
                 context.staging.end_drive_io(lease)
             has_failed = reasons != Reason.NONE
             if has_failed.any():
-                context.staged.remove(staged, np.flatnonzero(has_failed))
+                context.staged.remove(staged, group.good[has_failed])
             kept[:] = await self._commit(group, reasons)
         except BaseException:  # on any error, the lease must outlive all started work
             for each in streams:
@@ -392,7 +390,10 @@ class PutRun(TransferRun[Put]):
         del self._moving[stream]
         if not self._deadline.is_over():
             self._note_checked(group, _AT_CHECK)
-        self._space.release(group.positions[~group.is_good])
+        is_good = group.states == PieceState.GOOD
+        group.good = np.flatnonzero(is_good)
+        if len(group.good) < len(is_good):
+            self._space.release(group.positions[~is_good])
 
     def _note_checked(self, group: MovedGroup, ends: tuple[NDArray[np.uint8], NDArray[np.uint8]]) -> None:
         """Set the outcomes of checked blocks; no other block of the group may be stored from now on."""
@@ -410,7 +411,7 @@ class PutRun(TransferRun[Put]):
     def _write(self, drive_id: DriveId, group: MovedGroup, pieces: Pieces) -> NDArray[np.uint8]:
         """Start writing the good blocks of a group.
 
-        Returns a reason per block, as long as the block is not on flash.
+        Returns a reason per good block, as long as the block is not on flash.
         """
         drive, reason = self._context.drives.get(drive_id), Reason.DRIVE_ERROR
         if drive is not None and drive.refuses_writes:
@@ -419,38 +420,36 @@ class PutRun(TransferRun[Put]):
             # Checked last: this agent may have been suspended meanwhile.
             reason = Reason.EXPIRED
         elif drive is not None:
-            ends = drive.submit_write(pieces.some(np.flatnonzero(group.is_good)))
+            ends = drive.submit_write(pieces.some(group.good))
             group.write = DriveIO(ends, drive.writes_given_up)
-        return np.full(len(pieces), reason, np.uint8)
+        return codec.filled(len(group.good), reason)
 
     @staticmethod
-    async def _wait_for_write(group: MovedGroup, write: DriveIO, reasons: NDArray[np.uint8]) -> None:
+    async def _wait_for_write(write: DriveIO, reasons: NDArray[np.uint8]) -> None:
         """Wait for a group's write; blocks on flash get the reason NONE."""
         await write.wait()
-        rows = np.flatnonzero(group.is_good)
         if write.is_abandoned:
-            reasons[rows] = Reason.DRIVE_SUSPECT
+            reasons[:] = Reason.DRIVE_SUSPECT
         else:
-            reasons[rows[write.ends.result()]] = Reason.NONE
+            reasons[write.ends.result()] = Reason.NONE
 
     async def _commit(self, group: MovedGroup, reasons: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Commit the written good blocks of a group; return which are committed.
 
         Blocks that an abandoned write may still reach keep their space until the reservation ends.
         """
-        positions, is_good = group.positions, group.is_good
-        has_failed = is_good & (reasons != Reason.NONE)
+        positions, has_failed = group.positions[group.good], reasons != Reason.NONE
         if has_failed.any():
             failed = positions[has_failed]
             self._outcomes.set(failed, PutState.DECLINED, reasons[has_failed])
             if group.write is None or not group.write.is_abandoned:
                 self._space.release(failed, may_land=group.write is not None)
-        chosen = positions[is_good & ~has_failed]
+        chosen = positions[~has_failed]
         if self._space.has_expired(chosen):
             self._outcomes.set(chosen, PutState.DECLINED, Reason.EXPIRED)
         else:
             await self._space.commit(chosen, self._tags)
-        is_committed: NDArray[np.bool_] = self._outcomes.states[positions] == PutState.COMMITTED
+        is_committed: NDArray[np.bool_] = self._outcomes.states[group.positions] == PutState.COMMITTED
         return is_committed
 
 

@@ -145,7 +145,8 @@ class Space:
         """
         parts, unowned = routes.by_owner(placement_secret, self._blocks.spans)
         self.is_busy[wanted] = False
-        self._end(unowned[wanted[unowned]], PutState.DECLINED, Reason.NO_OWNER)
+        if len(unowned):
+            self._end(unowned[wanted[unowned]], PutState.DECLINED, Reason.NO_OWNER)
         by_owner = restrict(parts, wanted)
         await gathered(
             [self._ask(routes, owner, its, within_s, is_again=is_again) for owner, its in by_owner.items()]
