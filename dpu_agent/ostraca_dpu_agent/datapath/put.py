@@ -419,7 +419,7 @@ class PutRun(TransferRun[Put]):
         elif self._space.has_expired(group.positions):
             # Checked last: this agent may have been suspended meanwhile.
             reason = Reason.EXPIRED
-        elif drive is not None:
+        elif drive is not None and len(group.good):
             ends = drive.submit_write(pieces.some(group.good))
             group.write = DriveIO(ends, drive.writes_given_up)
         return codec.filled(len(group.good), reason)

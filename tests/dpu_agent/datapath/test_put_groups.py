@@ -108,13 +108,17 @@ async def test_a_put_that_is_over_stores_what_was_checked_and_leaves_its_memory_
 
 async def test_the_space_of_a_group_that_can_t_be_fetched_comes_back() -> None:
     async with assembled(GROUPED) as fabric:
-        worker = fabric.worker()
-        await fabric.ready()
+        worker, ring = fabric.worker(), fabric.shard.core.ring
+        await fabric.put(worker, [9])
+        await fabric.recorded()
+        await until(lambda: ring.opening is None and not ring.wants_opening)
+        fabric.drive.asked.clear()
         worker.arena.fails = True
         assert reasons_of(await fabric.put(worker, range(4))) == [Reason.TRANSFER_FAILED] * 4
         await until(lambda: fabric.shard.core.counts().reservations == 0)
         await fabric.at_rest()
         assert fabric.context.staging.held_bytes == 0
+        assert fabric.drive.asked == [], "there is nothing to write"
 
 
 async def test_a_drive_that_becomes_suspect_during_a_fetch_stores_no_block_of_the_group() -> None:
