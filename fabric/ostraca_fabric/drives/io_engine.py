@@ -58,10 +58,9 @@ class FlashIoSettings:
     """Whether to use io_uring where the kernel permits. Otherwise a pool of threads does the same I/O, with
     more processor time."""
 
-    drive_bytes_max: int = 8 << 20
-    """Bytes under way on one drive. Four reads of 1 MiB reach the full rate of most drives beside idle
-    processors, and eight do so beside busy ones; more bytes only delay the next read. Raise the limit for
-    drives that need deeper queues."""
+    drive_bytes_max: int = 4 << 20
+    """Bytes under way on one drive. Four reads of 1 MiB reach the full rate of most drives; more bytes only
+    delay the next read. Raise the limit for drives that need deeper queues."""
 
     bytes_max: int = 256 << 20
     """Bytes under way on all drives. A drive without I/O under way may always begin an I/O."""

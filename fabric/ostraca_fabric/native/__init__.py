@@ -32,7 +32,7 @@ from xxhash import _xxhash  # type: ignore[attr-defined]  # the stubs lack the C
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 11
+INTERFACE = 12
 """Interface of the library, equal to the number in ``ostraca.h``. A library compiled from other sources would
 misread arguments and crash the process."""
 

@@ -14,7 +14,7 @@ from ostraca_fabric import native
 FOLDER = Path(native.__file__).parent
 LIBRARY = FOLDER / native.FILE_NAME
 
-KNOWN = (11, "7a0728d11722906c")
+KNOWN = (12, "72c5d97ba2f5b8dd")
 """The interface's number, and what its functions and structures looked like under it."""
 
 

@@ -57,13 +57,13 @@ void checkers_stop(struct io_engine *engine)
         pthread_join(engine->checkers.threads[--engine->checkers.count], NULL);
 }
 
-void checkers_add(struct io *io)
+void checkers_add(struct io_engine *engine, struct io *reads)
 {
-    struct io_engine *engine = io->batch->drive->engine;
+    if (!reads)
+        return;
     pthread_mutex_lock(&engine->checkers.lock);
-    io->next = NULL;
-    *engine->checkers.last = io;
-    engine->checkers.last = &io->next;
-    pthread_cond_signal(&engine->checkers.work);
+    for (*engine->checkers.last = reads; reads; reads = reads->next)
+        engine->checkers.last = &reads->next;
     pthread_mutex_unlock(&engine->checkers.lock);
+    pthread_cond_broadcast(&engine->checkers.work);
 }

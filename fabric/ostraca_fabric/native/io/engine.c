@@ -234,6 +234,14 @@ void io_check(struct io *io)
     }
 }
 
+void io_moved(struct io *io)
+{
+    io->batch->drive->bytes_under_way -= io->bytes;
+    io->batch->drive->engine->bytes_under_way -= io->bytes;
+    io->bytes = 0;
+    list_drive(io->batch->drive);
+}
+
 void io_finish(struct io *io, int64_t error)
 {
     struct io_batch *batch = io->batch;
@@ -245,14 +253,12 @@ void io_finish(struct io *io, int64_t error)
         memset(batch->on.states + io->first, PIECE_GOOD, (size_t)(io->last - io->first));
     if (error >= 0)
         note_failure(batch, batch->operation == IO_FLUSH ? 0 : io_drive_offset(io), error);
-    drive->under_way--;
-    drive->bytes_under_way -= io->bytes;
-    engine->bytes_under_way -= io->bytes;
-    batch->untold_bytes += io->bytes;
+    batch->untold_bytes += io->moved;
+    if (!--drive->under_way || io->bytes || !batch->on.tags) /* else the bytes were given back before the check */
+        io_moved(io);
     io->next = engine->spare;
     engine->spare = io;
     int is_over = !--batch->under_way && (batch->operation == IO_FLUSH || batch->begun == batch->on.pieces);
-    list_drive(drive);
     if (batch->on.progress_bytes && batch->untold_bytes >= batch->on.progress_bytes) {
         batch->untold_bytes = 0;
         list_batch(batch);
@@ -280,26 +286,19 @@ PUBLIC struct io_engine *ostraca_io_open(int no_uring, uint64_t drive_bytes_max,
     engine->drive_bytes_max = drive_bytes_max;
     engine->bytes_max = bytes_max;
     engine->event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    if (engine->event < 0) {
-        *error = errno;
-        free(engine);
-        return NULL;
-    }
     engine->backend = &uring_backend;
-    int failed = no_uring ? EPERM : uring_backend.start(engine);
-    if (!failed && (failed = checkers_start(engine, checkers)))
+    *error = engine->event < 0 ? errno : no_uring ? EPERM : uring_backend.start(engine);
+    if (!*error && (*error = checkers_start(engine, checkers)))
         uring_backend.stop(engine);
-    if (failed) {
+    if (*error && engine->event >= 0) {
         engine->backend = &threads_backend;
-        failed = threads_backend.start(engine);
+        *error = threads_backend.start(engine);
     }
-    *error = failed;
-    if (failed) {
-        close(engine->event);
-        free(engine);
-        return NULL;
-    }
-    return engine;
+    if (!*error)
+        return engine;
+    close(engine->event);
+    free(engine);
+    return NULL;
 }
 
 PUBLIC int ostraca_io_event(struct io_engine *engine) { return engine->event; }

@@ -142,13 +142,16 @@ int io_advance(struct io *io, uint64_t bytes);
 /* Checks the tags of a read that was complete. Called without the lock. */
 void io_check(struct io *io);
 
+/* Lets the next I/O of the drive begin before a moved one is checked. Called with the lock held. */
+void io_moved(struct io *io);
+
 /* Ends an I/O: error -1 for success, else an errno, or 0 at the end of the drive. Called without the lock. */
 void io_finish(struct io *io, int64_t error);
 
 /* Starts and stops the threads that check reads of a back end without threads of its own. */
 int checkers_start(struct io_engine *engine, int count);
 void checkers_stop(struct io_engine *engine);
-void checkers_add(struct io *io);
+void checkers_add(struct io_engine *engine, struct io *reads);
 
 /* Offset on the drive of the next byte to move. */
 static inline int64_t io_drive_offset(const struct io *io)

@@ -39,6 +39,7 @@ struct ring {
     unsigned filled; /* entries not yet submitted */
     unsigned under_way; /* I/Os in the ring */
     struct io *again; /* I/Os to submit once more */
+    struct io *moved; /* reads to check, after the next submission */
 
     int wake; /* eventfd: the ring always has a read of it */
     uint64_t wakes;
@@ -87,9 +88,10 @@ static void push_io(struct ring *ring, struct io *io)
 static void complete(struct ring *ring, struct io *io, int result)
 {
     int is_over = io->batch->operation == IO_FLUSH ? !result : result > 0 && io_advance(io, (uint64_t)result);
-    if (is_over && io->batch->operation == IO_READ && io->batch->on.tags)
-        checkers_add(io);
-    else if (is_over)
+    if (is_over && io->batch->operation == IO_READ && io->batch->on.tags) {
+        io->next = ring->moved;
+        ring->moved = io;
+    } else if (is_over)
         io_finish(io, -1);
     else if (result > 0 || result == -EINTR || result == -EAGAIN) {
         io->next = ring->again;
@@ -115,7 +117,7 @@ static void reap(struct ring *ring)
     }
 }
 
-/* Fills the ring with I/Os. Returns whether the engine stops. */
+/* Fills the ring with I/Os, also in place of moved ones. Returns whether the engine stops. */
 static int fill(struct io_engine *engine, struct ring *ring)
 {
     while (ring->again) {
@@ -125,6 +127,8 @@ static int fill(struct io_engine *engine, struct ring *ring)
     }
     pthread_mutex_lock(&engine->lock);
     struct io *io;
+    for (io = ring->moved; io; io = io->next)
+        io_moved(io);
     while (ring->under_way < ENTRIES - 1 && (io = io_next(engine))) {
         ring->under_way++;
         push_io(ring, io);
@@ -215,11 +219,13 @@ static void *run(void *given)
     if (ring->error)
         return NULL;
     while (!fill(engine, ring) || ring->under_way) {
-        int submitted = enter(ring, ring->filled, !ring->again);
+        int submitted = enter(ring, ring->filled, !ring->again && !ring->moved);
         if (submitted > 0)
             ring->filled -= (unsigned)submitted;
         else if (submitted < 0 && errno != EINTR && errno != EAGAIN && errno != EBUSY)
             usleep(REFUSED_US); /* a filter set after the start: drives look silent, and their health says so */
+        checkers_add(engine, ring->moved);
+        ring->moved = NULL;
         reap(ring);
     }
     close_ring(ring);
