@@ -247,7 +247,6 @@ void io_finish(struct io *io, int64_t error)
     struct io_batch *batch = io->batch;
     struct io_drive *drive = batch->drive;
     struct io_engine *engine = drive->engine;
-
     pthread_mutex_lock(&engine->lock);
     if (error < 0 && batch->on.states && !batch->on.tags)
         memset(batch->on.states + io->first, PIECE_GOOD, (size_t)(io->last - io->first));

@@ -83,8 +83,14 @@ static void *work(void *given)
             wake(engine);
         pthread_mutex_unlock(&engine->lock);
         int64_t error = move(io);
-        if (error < 0 && io->batch->operation == IO_READ && io->batch->on.tags)
+        if (error < 0 && io->batch->operation == IO_READ && io->batch->on.tags) {
+            pthread_mutex_lock(&engine->lock);
+            io_moved(io);
+            if (engine->ready)
+                wake(engine);
+            pthread_mutex_unlock(&engine->lock);
             io_check(io);
+        }
         io_finish(io, error);
         pthread_mutex_lock(&engine->lock);
         self->drive = NULL;

@@ -120,11 +120,8 @@ static void reap(struct ring *ring)
 /* Fills the ring with I/Os, also in place of moved ones. Returns whether the engine stops. */
 static int fill(struct io_engine *engine, struct ring *ring)
 {
-    while (ring->again) {
-        struct io *io = ring->again;
+    for (struct io *io; (io = ring->again); push_io(ring, io))
         ring->again = io->next;
-        push_io(ring, io);
-    }
     pthread_mutex_lock(&engine->lock);
     struct io *io;
     for (io = ring->moved; io; io = io->next)
@@ -174,14 +171,12 @@ static int map_ring(struct ring *ring, unsigned flags)
 static int try_wake(struct ring *ring)
 {
     uint64_t one = 1;
-    int entered;
     if (write(ring->wake, &one, sizeof one) < 0)
         return errno;
     push_wake(ring);
-    while ((entered = enter(ring, ring->filled, 1)) < 0 && errno == EINTR)
-        ;
-    if (entered < 0)
-        return errno;
+    while (enter(ring, ring->filled, 1) < 0)
+        if (errno != EINTR)
+            return errno;
     ring->filled = 0;
     reap(ring); /* begins the read of the next wake-up */
     return ring->wakes == one ? 0 : EIO;
