@@ -41,7 +41,7 @@ _UNFIT = ("AttributeError:", "ImportError:", "NameError:", "TypeError:")
 """How a process ends in which a mistake was planted that was made for the code as it used to be."""
 
 _HISTORIES = 60
-_RARELY = 180
+_RARELY = 360
 """For mistakes that need a rare coincidence: a write that lands between two looks of a successor, a reader of
 two segments while one of them goes, a get under way when a connection closes."""
 
