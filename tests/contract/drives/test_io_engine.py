@@ -151,11 +151,33 @@ async def test_a_hung_drive_stops_no_other(tmp_path: Path, name: str) -> None:
     source = pages(LONG_PAGES, b"h")
     for page in range(0, PAGES, LONG_PAGES):
         assert await asyncio.wait_for(written(other, at_page(source, page)), 30.0) == [True]
+    wanted = pieces(pages(PAGES), range(0, PAGES, 2), range(0, PAGES, 2))
+    check = tag_check(wanted, np.tile(source, PAGES // LONG_PAGES))
+    checked = await asyncio.wait_for(other.submit_read(wanted, check), 30.0)
+    assert checked.all(), "each read begins after the check of the last"
     assert not any(each.done() for each in hung)
     pipe.feed(16 * LONG_PAGES)
     assert np.concatenate(await asyncio.gather(*hung)).all()
     pipe.close()
     other.close()
+    engine.close()
+
+
+async def test_checked_reads_give_all_bytes_under_way_back(tmp_path: Path) -> None:
+    engine = IoEngine(FlashIoSettings(io_uring=False, bytes_max=2 * LONG_PAGES * PAGE_BYTES))
+    drive, source = new_drive(tmp_path, engine), pages(PAGES, b"b")
+    assert await written(drive, at_page(source, 0)) == [True]
+    for _ in range(4):
+        wanted = pieces(pages(PAGES), range(PAGES), range(PAGES))
+        assert (await drive.submit_read(wanted, tag_check(wanted, source))).all()
+    with StuckMemory(LONG_PAGES * PAGE_BYTES) as memory:
+        hung = drive.submit_read(at_page(memory.array, 0))
+        beside = drive.submit_read(at_page(pages(LONG_PAGES), LONG_PAGES))
+        assert (await asyncio.wait_for(beside, 30.0)).all()
+        assert not hung.done()
+        memory.release()
+        assert (await hung).all()
+    drive.close()
     engine.close()
 
 
