@@ -62,6 +62,24 @@ async def test_a_put_that_was_staged_goes_on_to_flash() -> None:
         assert get_states(await fabric.get(worker, range(4))) == [BlockState.HIT] * 4
 
 
+@pytest.mark.parametrize("numbers", [range(4), range(8, 12), range(2, 6)])
+@pytest.mark.parametrize("is_by_message", [False, True])
+async def test_a_get_pins_blocks_no_longer_than_it_lasts(numbers: range, is_by_message: bool) -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+        assert put_states(await fabric.put(worker, range(4))) == [PutState.COMMITTED] * 4
+        if is_by_message:
+            fabric.ask_by_message()
+        fabric.drive.holds_reads = True
+        getting = asyncio.create_task(fabric.get(worker, numbers))
+        if any(number < 4 for number in numbers):
+            await until(lambda: len(fabric.shard.core.pins) == 1)
+        fabric.drive.let_go()
+        await getting
+        assert await fabric.context.tasks.finish(within_s=5.0)
+        assert not len(fabric.shard.core.pins), "released, and not expired"
+
+
 async def test_a_fetch_that_reads_a_slot_after_its_reuse_fails_its_tag_and_is_not_stored() -> None:
     async with assembled() as fabric:
         worker = fabric.worker()
