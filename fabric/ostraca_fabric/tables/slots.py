@@ -224,39 +224,56 @@ class WaveQueue:
     Others change the states of blocks meanwhile, until ``freeze``.
     """
 
-    def __init__(self, blocks: Wave, states: NDArray[np.uint8] | None, *, per_wave: int) -> None:
-        """Begin without a wave. *states* has a ``PieceState`` per block; None: all blocks are ready."""
-        count = len(blocks.lengths)
+    def __init__(
+        self, blocks: int, states: NDArray[np.uint8] | None, *, per_wave: int, per_later_wave: int = 0
+    ) -> None:
+        """Begin without a wave. *states* has a ``PieceState`` per block; None: all blocks are ready.
+
+        A wave has at most *per_wave* blocks. Where all blocks are ready, waves after the first have up to
+        *per_later_wave* if that is more, and at most half of the rest: little is then left after the last.
+        """
         self._blocks = blocks
-        self._states = np.full(count, GOOD, np.uint8) if states is None else states
+        self._states = states
         self._is_frozen = states is None
         self._is_stopped = False
         self._per_wave = per_wave
-        self._is_begun = np.zeros(count, np.bool_)
+        self._per_later_wave = per_later_wave
+        self._is_begun = np.zeros(0 if states is None else blocks, np.bool_)
         self._begun = 0
         self._waves = 0
         self._under_way: dict[int, NDArray[np.intp]] = {}
 
     def __len__(self) -> int:
         """Return the number of blocks."""
-        return len(self._is_begun)
+        return self._blocks
 
-    def take(self) -> tuple[int, NDArray[np.intp], Wave] | None:
-        """Take the next wave, if it may begin now; return its number, rows and blocks."""
+    def take(self) -> tuple[int, NDArray[np.intp]] | None:
+        """Take the next wave, if it may begin now; return its number and rows."""
         if self._is_stopped or len(self._under_way) >= _MOVES_AHEAD:
             return None
-        ready = self._ready()
-        # Usually more blocks will be there before the wave under way has settled. Waves become smaller at the
-        # end, so that little is left to move when the last block is there.
-        wanted = min(self._per_wave, len(self) - self._begun) // 2
-        if not ready or (self._under_way and not self._is_frozen and ready < wanted):
+        rows = self._next_of_all() if self._states is None else self._next_ready(self._states)
+        if not len(rows):
             return None
-        rows = np.nonzero((self._states == GOOD) & ~self._is_begun)[0][: self._per_wave]
-        self._is_begun[rows] = True
         self._begun += len(rows)
         self._waves += 1
         self._under_way[self._waves] = rows
-        return self._waves, rows, self._blocks.some(rows)
+        return self._waves, rows
+
+    def _next_of_all(self) -> NDArray[np.intp]:
+        left = self._blocks - self._begun
+        later = min(self._per_later_wave, left // 2) if self._begun else 0
+        return np.arange(self._begun, self._begun + min(left, max(self._per_wave, later)))
+
+    def _next_ready(self, states: NDArray[np.uint8]) -> NDArray[np.intp]:
+        ready = self._count_ready()
+        # Usually more blocks will be there before the wave under way has settled. Waves become smaller at the
+        # end, so that little is left to move when the last block is there.
+        wanted = min(self._per_wave, self._blocks - self._begun) // 2
+        if not ready or (self._under_way and not self._is_frozen and ready < wanted):
+            return _NO_ROWS
+        rows = np.nonzero((states == GOOD) & ~self._is_begun)[0][: self._per_wave]
+        self._is_begun[rows] = True
+        return rows
 
     def settle(self, wave: int) -> NDArray[np.intp]:
         """Note the end of a wave; return its rows."""
@@ -264,6 +281,8 @@ class WaveQueue:
 
     def freeze(self) -> NDArray[np.uint8]:
         """Let no further block become ready; return a copy of the states that count from now on."""
+        if self._states is None:
+            return np.full(self._blocks, GOOD, np.uint8)
         self._states = self._states.copy()
         self._is_frozen = True
         return self._states
@@ -278,7 +297,10 @@ class WaveQueue:
         """Whether all waves have settled, and no other will begin."""
         if self._under_way:
             return False
-        return self._is_stopped or self._begun == len(self) or (self._is_frozen and not self._ready())
+        return (
+            self._is_stopped or self._begun == self._blocks or (self._is_frozen and not self._count_ready())
+        )
 
-    def _ready(self) -> int:
-        return self._states.tobytes().count(GOOD) - self._begun
+    def _count_ready(self) -> int:
+        ready = self._blocks if self._states is None else self._states.tobytes().count(GOOD)
+        return ready - self._begun

@@ -145,8 +145,12 @@ class StreamContract:
         assert not heard.news
         peer.close()
 
-    async def test_blocks_of_a_stream_move_as_they_become_ready_and_no_others(self, bench: Bench) -> None:
-        peer, blocks, states = await self.filled(bench), wave(12, 64 << 10, 60_000), np.zeros(12, np.uint8)
+    @pytest.mark.parametrize("is_mixed", [False, True], ids=["of one length", "of mixed lengths"])
+    async def test_blocks_of_a_stream_move_as_they_become_ready_and_no_others(
+        self, bench: Bench, *, is_mixed: bool
+    ) -> None:
+        lengths = 60_000 - is_mixed * np.arange(12, dtype=np.uint32)
+        peer, blocks, states = await self.filled(bench), wave(12, 64 << 10, lengths), np.zeros(12, np.uint8)
         states[3] = GOOD
         stream, heard = self.stream(peer, blocks, states)
         await heard.until(1)

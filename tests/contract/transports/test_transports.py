@@ -15,6 +15,7 @@ from typing import cast
 import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.contract.transports.arena_host import ArenaHost
 from tests.contract.transports.stream_contract import Heard
 from tests.contract.transports.transport_bench import (
@@ -302,17 +303,17 @@ class TestNixl(NixlContract):
             yield bench
 
     async def test_a_stream_of_a_closed_arena_begins_nothing(self, bench: Bench) -> None:
-        begun: list[Wave] = []
+        begun: list[NDArray[np.intp]] = []
 
-        def begin(wave: Wave, _: object) -> bool:
-            begun.append(wave)
+        def begin(rows: NDArray[np.intp], _: object) -> bool:
+            begun.append(rows)
             return True
 
         transport, heard = cast("NixlTransport", bench.transport), Heard()
         stream = NixlStream(
             transport._thread,
             begin,
-            WaveQueue(wave(4, PAGE, PAGE), None, per_wave=2),
+            WaveQueue(4, None, per_wave=2),
             time.monotonic,
             heard.report,
             heard.tell,
@@ -328,7 +329,7 @@ class TestNixl(NixlContract):
     async def test_a_stopped_stream_tells_nothing_of_waves_that_settle_later(self, bench: Bench) -> None:
         settles: list[Callable[[TransferEnd | None], None]] = []
 
-        def begin(_: Wave, settled: Callable[[TransferEnd | None], None]) -> bool:
+        def begin(_: NDArray[np.intp], settled: Callable[[TransferEnd | None], None]) -> bool:
             settles.append(settled)
             return False
 
@@ -336,7 +337,7 @@ class TestNixl(NixlContract):
         stream = NixlStream(
             transport._thread,
             begin,
-            WaveQueue(wave(8, PAGE, PAGE), None, per_wave=4),
+            WaveQueue(8, None, per_wave=4),
             time.monotonic,
             heard.report,
             heard.tell,

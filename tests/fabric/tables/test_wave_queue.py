@@ -8,31 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ostraca_fabric.tables.digests import PieceState
-from ostraca_fabric.tables.slots import Wave, WaveQueue
+from ostraca_fabric.tables.slots import WaveQueue
 
 PENDING, GOOD, DAMAGED = (np.uint8(state) for state in PieceState)
 
 
-def blocks(count: int) -> Wave:
-    at = np.arange(count, dtype=np.int64) * 4096
-    return Wave(at, at[::-1].copy(), np.arange(1, count + 1, dtype=np.uint32), 4096, 4096)
-
-
 def queue(states: list[np.uint8], per_wave: int = 4) -> tuple[WaveQueue, np.ndarray]:
     column = np.array(states, np.uint8)
-    return WaveQueue(blocks(len(states)), column, per_wave=per_wave), column
+    return WaveQueue(len(states), column, per_wave=per_wave), column
 
 
 def test_blocks_in_memory_are_all_ready() -> None:
-    waves = WaveQueue(blocks(6), None, per_wave=4)
+    waves = WaveQueue(6, None, per_wave=4)
     first, second = waves.take(), waves.take()
     assert first is not None
     assert second is not None
     assert first[1].tolist() == [0, 1, 2, 3]
     assert second[1].tolist() == [4, 5]
-    assert first[2].staging.tolist() == [0, 4096, 8192, 12288]
-    assert second[2].arena.tolist() == [4096, 0]
-    assert second[2].lengths.tolist() == [5, 6]
     assert waves.take() is None
     assert not waves.is_over
     assert waves.settle(first[0]).tolist() == [0, 1, 2, 3]
@@ -40,8 +32,40 @@ def test_blocks_in_memory_are_all_ready() -> None:
     assert waves.is_over
 
 
+@pytest.mark.parametrize(
+    ("blocks", "later", "sizes"),
+    [
+        (64, 16, [8, 16, 16, 12, 8, 4]),
+        (64, 8, [8] * 8),
+        (64, 0, [8] * 8),
+        (64, 100, [8, 28, 14, 8, 6]),
+        (12, 16, [8, 4]),
+        (5, 16, [5]),
+    ],
+)
+def test_later_waves_grow_and_the_last_are_small(blocks: int, later: int, sizes: list[int]) -> None:
+    waves = WaveQueue(blocks, None, per_wave=8, per_later_wave=later)
+    moved: list[int] = []
+    for size in sizes:
+        taken = waves.take()
+        assert taken is not None
+        assert len(taken[1]) == size
+        moved += taken[1].tolist()
+        waves.settle(taken[0])
+    assert moved == list(range(blocks))
+    assert waves.is_over
+
+
+def test_waves_of_blocks_that_become_ready_do_not_grow() -> None:
+    waves = WaveQueue(12, np.full(12, GOOD), per_wave=4, per_later_wave=8)
+    first, second = waves.take(), waves.take()
+    assert first is not None
+    assert second is not None
+    assert second[1].tolist() == [4, 5, 6, 7]
+
+
 def test_a_third_wave_waits_for_one_of_two() -> None:
-    waves = WaveQueue(blocks(12), None, per_wave=4)
+    waves = WaveQueue(12, None, per_wave=4)
     first = waves.take()
     assert first is not None
     assert waves.take() is not None
@@ -101,7 +125,7 @@ def test_blocks_that_become_good_after_the_freeze_never_move() -> None:
 
 
 def test_a_stop_names_what_is_under_way() -> None:
-    waves = WaveQueue(blocks(6), None, per_wave=2)
+    waves = WaveQueue(6, None, per_wave=2)
     first, second = waves.take(), waves.take()
     assert first is not None
     assert second is not None
@@ -130,9 +154,8 @@ def test_each_good_block_moves_once_and_no_other(
         if states[row] == PENDING:
             states[row] = GOOD if is_good else DAMAGED
         if (taken := waves.take()) is not None:
-            number, rows, wave = taken
+            number, rows = taken
             assert 0 < len(rows) <= per_wave
-            assert wave.lengths.tolist() == [row + 1 for row in rows.tolist()]
             moved += rows.tolist()
             under_way.append(number)
         if len(under_way) == 2:

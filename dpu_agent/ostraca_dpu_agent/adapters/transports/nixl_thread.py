@@ -14,9 +14,9 @@ the stream's time so far. The loop hears of the end alone. Blocks from a worker 
 A transfer whose end NIXL can't tell is kept forever, unpolled and unreleased: its memory stays in
 quarantine.
 
-A wave of slots of equal length selects from a list prepared once for this length and slot size. The list
-has a row per chunk. Any slot size is thus numbered as in ``ostraca_fabric.tables.slots``, even without
-dividing the chunk. Other waves (mixed lengths, offsets off the grid) are listed piece by piece, at an
+Slots of equal length are selected from a list prepared once for this length and slot size. The list has a
+row per chunk. Any slot size is thus numbered as in ``ostraca_fabric.tables.slots``, even without
+dividing the chunk. Other streams (mixed lengths, offsets off the grid) are listed piece by piece, at an
 extra cost of 0.05 µs per block.
 """
 
@@ -59,6 +59,9 @@ LOOK_S = 5e-4
 
 STEPS_AT_ONCE = 8
 """Streams that the thread looks at between two polls: their number must not delay transfers."""
+
+LATER_WAVE_SHARE = 2
+"""Longest later wave of a stream whose blocks are all ready, as a multiple of the first wave."""
 
 NEWS_PER_STREAM, NEWS_MAX = 4, 16
 NEWS_S = 4e-3
@@ -230,23 +233,20 @@ class NixlSlots:
         self._agent = agent
         self._lists: OrderedDict[tuple[int, int], Prepared] = OrderedDict()
 
-    def pick(
-        self, offsets: NDArray[np.int64], length: int, slot_bytes: int
-    ) -> tuple[Prepared, NDArray[np.int32]] | None:
-        """Return a list of all slots, and the numbers of these slots; None if a slot is off the grid.
-
-        Raises TransportError.
-        """
+    def numbers(self, offsets: NDArray[np.int64], slot_bytes: int) -> NDArray[np.int32] | None:
+        """Return the numbers of slots for a list of ``prepared``; None if a slot is off the grid."""
         numbers, is_grid = slot_numbers(offsets, chunk_bytes=self.chunk_bytes, slot_bytes=slot_bytes)
-        if not is_grid:
-            return None
+        return numbers if is_grid else None
+
+    def prepared(self, length: int, slot_bytes: int) -> Prepared:
+        """Return a list of all slots; valid until the next call. Raises TransportError."""
         found = self._lists.pop((length, slot_bytes), None)
         if found is None:
             found = self._agent.prepare(self.remote, self._rows(length, slot_bytes))
             if len(self._lists) == LISTS_MAX:
                 self._agent.release_prepared(self._lists.popitem(last=False)[1])
         self._lists[length, slot_bytes] = found
-        return found, numbers
+        return found
 
     def spell_out(self, offsets: NDArray[np.int64], lengths: NDArray[np.uint32]) -> NDArray[np.uint64]:
         """Return (address, length, 0) per piece."""
@@ -270,23 +270,52 @@ class NixlSlots:
         return rows
 
 
-def transfer_of(
-    agent: NixlAgent, direction: Direction, own: NixlSlots, arena: NixlSlots, wave: Wave
-) -> Transfer:
-    """Make the transfer of a wave. Raises TransportError."""
-    operation = "WRITE" if direction is Direction.TO_WORKER else "READ"
-    length = int(wave.lengths[0])
-    if bool((wave.lengths == length).all()):
-        mine = own.pick(wave.staging, length, wave.staging_slot_bytes)
-        theirs = arena.pick(wave.arena, length, wave.arena_slot_bytes)
-        if mine is not None and theirs is not None:
-            return agent.pick(operation, mine, theirs)
-    return agent.spell_out(
-        operation,
-        own.spell_out(wave.staging, wave.lengths),
-        arena.spell_out(wave.arena, wave.lengths),
-        arena.remote,
-    )
+class NixlMoves:
+    """Transfers of some blocks between *own* memory and a worker's arena.
+
+    Use on the thread that owns the agent. Blocks of equal length, in slots on the grid, are numbered once.
+    """
+
+    def __init__(
+        self, agent: NixlAgent, direction: Direction, own: NixlSlots, arena: NixlSlots, blocks: Wave
+    ) -> None:
+        self._agent = agent
+        self._operation = "WRITE" if direction is Direction.TO_WORKER else "READ"
+        self._own = own
+        self._arena = arena
+        self._blocks = blocks
+        self._numbers: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None
+        self._length = 0
+        """Bytes of each numbered block; -1 if the blocks can't be numbered, 0 before the first transfer."""
+
+    def transfer(self, rows: NDArray[np.intp]) -> Transfer:
+        """Make the transfer of these *rows* of the blocks. Raises TransportError."""
+        if not self._length:
+            self._number()
+        blocks = self._blocks
+        if self._numbers is not None:
+            mine, theirs = self._numbers
+            return self._agent.pick(
+                self._operation,
+                (self._own.prepared(self._length, blocks.staging_slot_bytes), mine[rows]),
+                (self._arena.prepared(self._length, blocks.arena_slot_bytes), theirs[rows]),
+            )
+        wave = blocks.some(rows)
+        return self._agent.spell_out(
+            self._operation,
+            self._own.spell_out(wave.staging, wave.lengths),
+            self._arena.spell_out(wave.arena, wave.lengths),
+            self._arena.remote,
+        )
+
+    def _number(self) -> None:
+        blocks, self._length = self._blocks, -1
+        length = int(blocks.lengths[0])
+        if bool((blocks.lengths == length).all()):
+            mine = self._own.numbers(blocks.staging, blocks.staging_slot_bytes)
+            theirs = self._arena.numbers(blocks.arena, blocks.arena_slot_bytes)
+            if mine is not None and theirs is not None:
+                self._length, self._numbers = length, (mine, theirs)
 
 
 class NixlStream:
@@ -295,7 +324,7 @@ class NixlStream:
     def __init__(
         self,
         thread: NixlThread,
-        begin: Callable[[Wave, Callable[[TransferEnd | None], None]], bool],
+        begin: Callable[[NDArray[np.intp], Callable[[TransferEnd | None], None]], bool],
         queue: WaveQueue,
         clock: Callable[[], float],
         report: Report,
@@ -359,11 +388,11 @@ class NixlStream:
             if taken is not None and self._arrived is None:
                 self._news.append(WaveNews(self._clock(), taken[1], None))
         if taken is not None:
-            number, _, wave = taken
+            number, rows = taken
             if self._fails:
                 self._settle(number, TransferEnd.FAILED)
             else:
-                self._begin(wave, partial(self._settle, number))
+                self._begin(rows, partial(self._settle, number))
         is_last = self._is_over() or not self._is_known
         if is_last and self._told and self._news:
             self._has_told()
@@ -482,12 +511,12 @@ class NixlPeer:
         tell: Tell,
     ) -> NixlStream:
         """Start moving blocks, as the port specifies."""
-        queue = WaveQueue(blocks, states, per_wave=per_wave)
+        queue = _wave_queue(blocks, states, per_wave)
         return self._begun(Direction.TO_WORKER, blocks, queue, clock, report, tell, None)
 
     def fetch(self, blocks: Wave, *, per_wave: int, arrived: Arrived) -> NixlStream:
         """Start moving blocks from the worker, as the port specifies."""
-        queue = WaveQueue(blocks, None, per_wave=per_wave)
+        queue = _wave_queue(blocks, None, per_wave)
         return self._begun(Direction.FROM_WORKER, blocks, queue, time.monotonic, _ignore, _ignore, arrived)
 
     def _begun(
@@ -500,7 +529,7 @@ class NixlPeer:
         tell: Tell,
         arrived: Arrived | None,
     ) -> NixlStream:
-        begin = partial(self.begin, direction, self._own)
+        begin = partial(self.begin, self._moves(direction, self._own, blocks))
         stream = NixlStream(self._thread, begin, queue, clock, report, tell, arrived)
         if self._is_closed or not self._fits(blocks):
             stream.fail()
@@ -522,13 +551,16 @@ class NixlPeer:
             if end is not None:
                 soon(self._loop, _resolve, future, end)
 
-        return future, partial(self.begin, direction, own, wave, settled, spin_s=spin_s)
+        rows = np.arange(len(wave.lengths))
+        return future, partial(self.begin, self._moves(direction, own, wave), rows, settled, spin_s=spin_s)
+
+    def _moves(self, direction: Direction, own: NixlSlots, blocks: Wave) -> NixlMoves:
+        return NixlMoves(self._thread.agent, direction, own, self.arena, blocks)
 
     def begin(
         self,
-        direction: Direction,
-        own: NixlSlots,
-        wave: Wave,
+        moves: NixlMoves,
+        rows: NDArray[np.intp],
         settled: Callable[[TransferEnd | None], None],
         *,
         spin_s: float = 0.0,
@@ -552,7 +584,7 @@ class NixlPeer:
 
         remote.under_way += 1
         try:
-            transfer = transfer_of(self._thread.agent, direction, own, self.arena, wave)
+            transfer = moves.transfer(rows)
         except TransportError:
             ended(TransferState.FAILED)
             return True
@@ -581,6 +613,13 @@ class NixlPeer:
             self.arena.release()
         self.remote.peers -= 1
         self._forget(self.remote)
+
+
+def _wave_queue(blocks: Wave, states: NDArray[np.uint8] | None, per_wave: int) -> WaveQueue:
+    """Cut blocks into waves. The bytes move while a wave begins, so fewer waves leave more time to move."""
+    return WaveQueue(
+        len(blocks.lengths), states, per_wave=per_wave, per_later_wave=LATER_WAVE_SHARE * per_wave
+    )
 
 
 def _resolve(future: asyncio.Future[TransferEnd], end: TransferEnd) -> None:

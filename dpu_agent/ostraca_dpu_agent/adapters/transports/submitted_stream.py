@@ -20,6 +20,7 @@ class SubmittedStream:
     def __init__(
         self,
         submit: Callable[[Wave], asyncio.Future[TransferEnd]],
+        blocks: Wave,
         queue: WaveQueue,
         clock: Callable[[], float],
         report: Callable[[Sequence[WaveNews]], None],
@@ -27,6 +28,7 @@ class SubmittedStream:
         """Begin the first waves."""
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._submit = submit
+        self._blocks = blocks
         self._queue = queue
         self._clock = clock
         self._report = report
@@ -36,9 +38,9 @@ class SubmittedStream:
     def look(self) -> None:
         """Begin waves of ready blocks; report soon."""
         while (taken := self._queue.take()) is not None:
-            number, rows, wave = taken
+            number, rows = taken
             self._news.append(WaveNews(self._clock(), rows, None))
-            self._submit(wave).add_done_callback(partial(self._settle, number))
+            self._submit(self._blocks.some(rows)).add_done_callback(partial(self._settle, number))
         if self._news or self._queue.is_over:
             asyncio.get_running_loop().call_soon(self._give_news)
 
@@ -95,16 +97,17 @@ class SubmittedStreams:
         tell: Callable[[Sequence[WaveNews]], bool],  # noqa: ARG002 (news arise on the event loop)
     ) -> WaveStream:
         """Start moving blocks, as the port specifies."""
-        queue = WaveQueue(blocks, states, per_wave=per_wave)
-        return SubmittedStream(partial(self.submit, Direction.TO_WORKER), queue, clock, report)
+        queue = WaveQueue(len(blocks.lengths), states, per_wave=per_wave)
+        return SubmittedStream(partial(self.submit, Direction.TO_WORKER), blocks, queue, clock, report)
 
     def fetch(self, blocks: Wave, *, per_wave: int, arrived: Callable[[int, int], None]) -> WaveStream:
         """Start moving blocks from the worker, as the port specifies."""
-        queue = WaveQueue(blocks, None, per_wave=per_wave)
+        queue = WaveQueue(len(blocks.lengths), None, per_wave=per_wave)
 
         def report(news: Sequence[WaveNews]) -> None:
             for _, rows, end in news:
                 if end is TransferEnd.DONE:
                     arrived(int(rows[0]), int(rows[-1]) + 1)
 
-        return SubmittedStream(partial(self.submit, Direction.FROM_WORKER), queue, time.monotonic, report)
+        submit = partial(self.submit, Direction.FROM_WORKER)
+        return SubmittedStream(submit, blocks, queue, time.monotonic, report)
