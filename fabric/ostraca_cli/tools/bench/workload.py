@@ -126,7 +126,7 @@ class Workload:
         spent_s, result = timed(put)
         self.check_put(result)
         if ack is Ack.STAGED:
-            self._wait_until_committed(chain)
+            self.wait_until_committed(chain)
         return self.batch_bytes / GB / spent_s
 
     def store(self, chain: Chain) -> None:
@@ -138,7 +138,7 @@ class Workload:
         if not isinstance(result, PutResult) or result.accepted < self.blocks:
             raise MeasureError(f"the fabric did not take a batch of {self.blocks} blocks: {result}")
 
-    def _wait_until_committed(self, chain: Chain) -> None:
+    def wait_until_committed(self, chain: Chain) -> None:
         """Wait for flash, so that the next put does not compete with earlier writes.
 
         A look-up would not tell: staged blocks are hits. The shard owner lists committed blocks only.
