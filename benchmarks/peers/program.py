@@ -13,10 +13,11 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.peers import outcome
-from benchmarks.peers.environments import CACHE
+from benchmarks.peers.environments import CACHE, MOONCAKE, REDIS
 from benchmarks.peers.harness import STORES, Plan, measure
 from benchmarks.peers.picture import draw
 from benchmarks.program import RESULTS, TABLE_WIDTH
+from ostraca_cli.command import count_argument
 from ostraca_cli.terminal.progress import progress
 from ostraca_cli.tools.bench.series import machine
 
@@ -45,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name} failed: {reason}", file=sys.stderr)
     if out is not None and found.runs:
         out.mkdir(parents=True, exist_ok=True)
-        values = {"machine": machine(), "plan": asdict(plan)} | outcome.as_dict(found)
+        conditions = {"machine": machine(), "plan": asdict(plan), "packages": [*MOONCAKE, *REDIS]}
+        values = conditions | outcome.as_dict(found)
         (out / "peers.json").write_text(json.dumps(values, indent=1) + "\n")
         draw(found, out / "peers.svg")
     return 1 if found.failures or not any(run.is_ours for run in found.runs) else 0
@@ -65,7 +67,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--cache", type=Path, default=CACHE, help="environments of the peers (default: %(default)s)"
     )
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each store (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=count_argument, default=15, help="turns of each store (default: %(default)s)"
+    )
     options = parser.parse_args(argv)
     unknown = set(options.names) - set(STORES)
     if unknown:
