@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,13 +28,11 @@ class PlainFiles(Store[list[Path]]):
 
     def put(self, names: list[Path], rows: Rows) -> None:
         """Write files."""
-        list(self._threads.map(self._write, names, rows)) if len(names) > 1 else self._write(
-            names[0], rows[0]
-        )
+        self._each(self._write, names, rows)
 
     def get(self, names: list[Path], rows: Rows) -> None:
         """Read files."""
-        list(self._threads.map(self._read, names, rows)) if len(names) > 1 else self._read(names[0], rows[0])
+        self._each(self._read, names, rows)
 
     def count(self, names: list[Path]) -> int:
         """Count files."""
@@ -44,6 +42,11 @@ class PlainFiles(Store[list[Path]]):
         """Delete files."""
         for path in names:
             path.unlink()
+
+    def _each(self, work: Callable[[Path, Rows], None], names: list[Path], rows: Rows) -> None:
+        run = map if len(names) == 1 else self._threads.map
+        for _ in run(work, names, rows):
+            pass
 
     def _write(self, path: Path, row: Rows) -> None:
         beside = path.with_suffix(".new")
