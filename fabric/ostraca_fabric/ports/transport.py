@@ -152,7 +152,7 @@ class RemoteArena(Protocol):
         report: Callable[[Sequence[WaveNews]], None],
         tell: Callable[[Sequence[WaveNews]], bool],
     ) -> WaveStream:
-        """Start moving *blocks* to the worker, in waves of up to *per_wave* blocks, a few at once.
+        """Start moving *blocks* to the worker, in waves of about *per_wave* blocks, a few at once.
 
         *states* has a ``PieceState`` per block, which others change until ``freeze``: only GOOD blocks move.
         None: all blocks are ready. *report* is called on the event loop with news in order, soon but not at
@@ -164,7 +164,7 @@ class RemoteArena(Protocol):
         """
 
     def fetch(self, blocks: Wave, *, per_wave: int, arrived: Callable[[int, int], None]) -> WaveStream:
-        """Start moving *blocks* from the worker, in waves of up to *per_wave* blocks, in order.
+        """Start moving *blocks* from the worker, in waves of about *per_wave* blocks, in order.
 
         *arrived* is called once for each wave that is DONE, with the first row and the row behind the last,
         in any thread. All calls come before the stream has ended.
