@@ -407,14 +407,14 @@ class OwnedShard:
     async def _retry(
         self, allocations: Allocations, take: Callable[[Rows], Allocations], until_s: float
     ) -> Allocations:
-        """Retry rows without space while a segment is being opened.
+        """Retry rows without space after the opening of a segment, which was under way at the call.
 
         Ends without a retry once the shard quiesces, as it may have been found quiet already.
         """
-        short = np.flatnonzero(_MAY_GET_SPACE[allocations.reasons])
-        while len(short) and self.core.ring.opening is not None:
+        short, is_opening = np.flatnonzero(_MAY_GET_SPACE[allocations.reasons]), True
+        while len(short) and is_opening:
             wait_s = min(until_s - self._clock(), self._settings.opening_wait_s)
-            if not await self._commits.ended_within(wait_s):
+            if self.core.ring.opening is not None and not await self._commits.ended_within(wait_s):
                 break
             if self._is_quiescing:
                 allocations.reasons[short] = Reason.NO_OWNER
@@ -424,6 +424,7 @@ class OwnedShard:
             allocations.states[short], allocations.reasons[short] = more.states, more.reasons
             allocations.reservations[short], allocations.offsets[short] = more.reservations, more.offsets
             short = np.flatnonzero(_MAY_GET_SPACE[allocations.reasons])
+            is_opening = self.core.ring.opening is not None
         return allocations
 
     async def commit(

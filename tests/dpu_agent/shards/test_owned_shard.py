@@ -202,6 +202,21 @@ async def test_a_put_waits_for_a_segment_that_is_being_opened() -> None:
         assert list((await waiting).states) == [PutState.STAGED]
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_put_that_asks_just_as_a_segment_opens_gets_space(turns: int) -> None:
+    async with assembled() as fabric:
+        await fabric.ready()
+        fabric.drive.holds_writes = True
+        shard = fabric.shard
+        per_segment = shard.core.geometry.data_bytes // (15 * 4096)
+        await reserved(shard, list(range(2 * per_segment)))
+        assert shard.core.ring.opening is not None
+        fabric.drive.let_go()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        assert list((await reserved(shard, [8888])).states) == [PutState.STAGED]
+
+
 async def test_nothing_lists_blocks_that_could_not_be_flushed() -> None:
     async with assembled() as fabric:
         await alone(fabric)
