@@ -217,6 +217,22 @@ async def test_a_put_that_asks_just_as_a_segment_opens_gets_space(turns: int) ->
         assert list((await reserved(shard, [8888])).states) == [PutState.STAGED]
 
 
+async def test_a_put_goes_on_waiting_for_a_segment_when_another_write_ends_first() -> None:
+    async with assembled() as fabric:
+        await fabric.ready()
+        fabric.drive.holds_writes = True
+        shard = fabric.shard
+        per_segment = shard.core.geometry.data_bytes // (15 * 4096)
+        await reserved(shard, list(range(2 * per_segment)))
+        waiting = asyncio.create_task(reserved(shard, [8888]))
+        await turn_the_loop()
+        shard._commits._wake_waiting()
+        await turn_the_loop()
+        assert not waiting.done()
+        fabric.drive.let_go()
+        assert list((await waiting).states) == [PutState.STAGED]
+
+
 async def test_nothing_lists_blocks_that_could_not_be_flushed() -> None:
     async with assembled() as fabric:
         await alone(fabric)

@@ -27,6 +27,7 @@ def test_blocks_in_memory_are_all_ready() -> None:
     assert second[1].tolist() == [4, 5]
     assert waves.take() is None
     assert not waves.is_over
+    assert waves.freeze().tolist() == [GOOD] * 6
     assert waves.settle(first[0]).tolist() == [0, 1, 2, 3]
     waves.settle(second[0])
     assert waves.is_over
