@@ -257,6 +257,8 @@ class MemoryMembership:
         """Start with a new ``MemoryStore``; same arguments."""
         self.store = MemoryStore(fabric, volumes=volumes, keep=keep, volumes_max=volumes_max)
         self._changed = asyncio.Event()
+        self._listed: tuple[object, tuple[VolumeRecord, ...]] = None, ()
+        """Volumes of the store when ``volumes`` was last read, and the tuple returned."""
 
     @property
     def map(self) -> FabricMap:
@@ -267,6 +269,13 @@ class MemoryMembership:
     def overrides(self) -> Overrides:
         """The current overrides."""
         return self.store.overrides
+
+    @property
+    def volumes(self) -> tuple[VolumeRecord, ...]:
+        """All volumes, the oldest first."""
+        if self._listed[0] is not self.store.volumes:
+            self._listed = self.store.volumes, tuple(self.store.volumes.values())
+        return self._listed[1]
 
     @property
     def trouble(self) -> str:
@@ -283,8 +292,8 @@ class MemoryMembership:
 
     async def volume_changes(self) -> AsyncIterator[tuple[VolumeRecord, ...]]:
         """Yield all volumes, the oldest first, and again after a change."""
-        async for volumes in self._changes_of(lambda: self.store.volumes):
-            yield tuple(volumes.values())
+        async for volumes in self._changes_of(lambda: self.volumes):
+            yield volumes
 
     async def refresh_overrides(self) -> int:
         """Return the revision of the overrides; all are visible at once."""

@@ -121,6 +121,9 @@ class LiveSettings(msgspec.Struct, frozen=True):
     scrub: bool | None = None
     """False: no scrub of any shard. ``owner.scrub`` off at an agent disables the scrub there in any case."""
 
+    direct_reads_tenant: str = ""
+    """Tenant whose workers may read drives themselves (``direct_reads``); empty: none."""
+
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         for name in ("key_ttl_s", "deadline_max_s", "placement_ttl_s"):
@@ -133,6 +136,8 @@ class LiveSettings(msgspec.Struct, frozen=True):
             )
         if self.requests_max is not None and self.requests_max < 1:
             raise UsageError(f"requests_max is {self.requests_max}: it is 1 or more")
+        if self.direct_reads_tenant:
+            checked_name("tenant", self.direct_reads_tenant)
 
     def after(self, before: LiveSettings | None) -> LiveSettings:
         """Return these settings as successors of *before*; the longest TTL never falls."""

@@ -67,6 +67,10 @@ class Membership(Protocol):
         """Newest overrides seen."""
 
     @property
+    def volumes(self) -> tuple[VolumeRecord, ...]:
+        """Newest volumes seen, the oldest first: a new tuple only after a change, as with ``overrides``."""
+
+    @property
     def trouble(self) -> str:
         """Reason why the map may be incomplete or old, as a sentence without a full stop.
 

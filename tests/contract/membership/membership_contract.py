@@ -416,7 +416,8 @@ class MembershipContract:
         async with asyncio.timeout(5):
             while len(seen) < 3:
                 seen = await anext(changes)
-        assert seen == (first, second, third)
+        assert seen == store.volumes == (first, second, third)
+        assert store.volumes is store.volumes
         waiting = asyncio.ensure_future(anext(changes))
         await store.create_volume(first)
         await store.join(agent(A))

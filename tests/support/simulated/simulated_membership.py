@@ -198,6 +198,7 @@ class SimulatedMembership:
         self._map = store.memory.map
         self._volumes = store.memory.volumes
         self._overrides = store.memory.overrides
+        self._listed: tuple[object, tuple[VolumeRecord, ...]] = None, ()
         self._changed = asyncio.Event()
         store.watch(self._on_store_changed)
 
@@ -231,6 +232,13 @@ class SimulatedMembership:
     def overrides(self) -> Overrides:
         """The newest overrides seen."""
         return self._overrides
+
+    @property
+    def volumes(self) -> tuple[VolumeRecord, ...]:
+        """The newest volumes seen, the oldest first."""
+        if self._listed[0] is not self._volumes:
+            self._listed = self._volumes, tuple(self._volumes.values())
+        return self._listed[1]
 
     @property
     def trouble(self) -> str:

@@ -405,8 +405,8 @@ class EtcdMembership:
         return known or done
 
     def _publish(self, view: View) -> None:
-        """Take the newest map, overrides and addresses, so that reading them costs a request nothing."""
-        self.map, self.overrides = view.map, view.overrides
+        """Take the newest map, overrides, volumes and addresses, so that reads cost a request nothing."""
+        self.map, self.overrides, self.volumes = view.map, view.overrides, view.volumes
         self.addresses.clear()
         self.addresses.update({agent.id: agent.addresses for agent in view.map.agents.values()})
 
