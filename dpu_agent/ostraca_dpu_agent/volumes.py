@@ -31,6 +31,7 @@ from ostraca_fabric.errors import (
     WrongStoreError,
 )
 from ostraca_fabric.model.chain import Span
+from ostraca_fabric.model.direct_reads import second_tenant_refusal
 from ostraca_fabric.model.extent import PAGE_BYTES, rounded_up
 from ostraca_fabric.model.fabric_map import check_blocks_fit
 from ostraca_fabric.model.ids import TenantId, checked_name
@@ -234,7 +235,8 @@ class Volumes:
 
         Raises UsageError for a bad name or size, and for a largest block that does not fit some shard.
         Raises UnknownVolumeError, LayoutMismatchError when the volume exists with another layout or
-        largest block, and RefusedError when the membership store fails.
+        largest block. Raises RefusedError when the membership store fails, and instead of a volume of a
+        second tenant under direct reads.
         """
         name = checked_name("volume", request.name)
         if request.break_even_tokens < 0:
@@ -290,7 +292,10 @@ class Volumes:
             return found
         if create:
             await self._membership.refresh_overrides()
-            tenant = self._membership.overrides.tenant(wanted.tenant)
+            overrides = self._membership.overrides
+            tenant = overrides.tenant(wanted.tenant)
+            if refusal := second_tenant_refusal(overrides.live.direct_reads_tenant, wanted.tenant):
+                raise RefusedError("direct_reads", refusal)
             return await self._membership.create_volume(replace(wanted, is_erasable=tenant.is_erasable))
         raise UnknownVolumeError(
             "unknown_volume",

@@ -8,10 +8,11 @@ import pytest
 from tests.support.agent.assembly import FABRIC, LAYOUT, TENANT
 
 from ostraca_dpu_agent.volumes import Volumes
-from ostraca_fabric.errors import BlocksTooLargeError, UsageError
+from ostraca_fabric.errors import BlocksTooLargeError, RefusedError, UsageError
 from ostraca_fabric.membership.memory_membership import MemoryMembership
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
-from ostraca_fabric.model.ids import EnclosureId, drive_id, shard_id
+from ostraca_fabric.model.ids import EnclosureId, TenantId, drive_id, shard_id
+from ostraca_fabric.model.overrides import LiveSettings, Overrides
 from ostraca_fabric.model.volume import VolumeRecord
 from ostraca_fabric.wire.messages import OpenVolume
 
@@ -68,3 +69,17 @@ async def test_drives_that_do_not_hold_the_blocks_of_a_volume_are_not_added_and_
     with pytest.raises(BlocksTooLargeError, match="b/d/0"):
         await membership.put_enclosures([enclosure("b", 4096)])
     assert await volumes.open(TENANT, asked()) == before
+
+
+async def test_no_volume_of_a_second_tenant_is_made_under_direct_reads() -> None:
+    membership, volumes = await fabric_of(enclosure("a", BLOCK_BYTES))
+    other = TenantId("other")
+    before = await volumes.open(other, asked("known"))
+    membership.rule(Overrides(live=LiveSettings(direct_reads_tenant=TENANT)))
+    with pytest.raises(RefusedError, match="first `ostraca settings unset direct_reads_tenant`"):
+        await volumes.open(other, asked())
+    assert await membership.volume(other, "v") is None
+    assert await volumes.open(other, asked("known")) == before
+    assert (await volumes.open(TENANT, asked())).record.name == "v"
+    membership.rule(Overrides())
+    assert (await volumes.open(other, asked())).record.tenant == other

@@ -31,6 +31,7 @@ from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.chain import Span
+from ostraca_fabric.model.direct_reads import DirectReadPermission
 from ostraca_fabric.model.extent import rounded_up
 from ostraca_fabric.model.ids import AgentId, DriveId, TenantId
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
@@ -307,6 +308,7 @@ class RequestContext:
         self.clock = clock
         self.events = events
         self._membership = membership
+        self._direct_reads = DirectReadPermission()
         self.staged = StagedBlocks()
         self.locator = Locator(agent, owners, drives, here)
         self.estimator = LatencyEstimator(settings.flow.wave_bytes, threading.Lock())
@@ -335,6 +337,15 @@ class RequestContext:
     def deadline_max_s(self) -> float:
         """Upper bound of deadlines."""
         return self._membership.overrides.live.deadline_max_s or self.settings.deadline_max_s
+
+    def may_read_directly(self, tenant: TenantId) -> bool:
+        """Return whether workers of this tenant may read extents from drives now.
+
+        False while the agent may lack news of the store, such as a second tenant.
+        """
+        membership = self._membership
+        is_allowed = self._direct_reads.allows(membership.overrides, membership.volumes, tenant)
+        return is_allowed and not membership.trouble
 
     def start_deadline(self, deadline_s: float, stopped: asyncio.Future[None]) -> Deadline:
         """Start the clock of a request."""

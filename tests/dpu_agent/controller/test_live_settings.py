@@ -13,7 +13,7 @@ from ostraca_dpu_agent.controller.epoch_retirement import EpochRetirement
 from ostraca_dpu_agent.settings import ScrubSettings
 from ostraca_fabric.errors import RefusedError, UsageError
 from ostraca_fabric.model.fabric_map import PlacementRecord
-from ostraca_fabric.model.ids import AgentId, PlacementEpoch
+from ostraca_fabric.model.ids import AgentId, PlacementEpoch, TenantId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.model.overrides import LiveSettings, LogLevel, Overrides, Switch, decode, encode
 
@@ -124,3 +124,19 @@ async def test_agent_reports_effective_settings_and_switches() -> None:
         said = fabric.agent.status().overrides
         assert said.settings == {"log_level": "warning", "requests_max": 7, "scrub": False}
         assert (said.revision, said.switched) == (revision, {f"{TENANT}/v": "shadow"})
+
+
+async def test_direct_reads_end_with_the_setting_with_a_second_tenant_and_without_news(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with assembled() as fabric:
+        may_read = fabric.context.may_read_directly
+        assert not may_read(TENANT)
+        rule(fabric, LiveSettings(direct_reads_tenant=TENANT))
+        assert (may_read(TENANT), may_read(TenantId("other"))) == (True, False)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(fabric.membership), "trouble", "the store is away")
+            assert not may_read(TENANT)
+        assert may_read(TENANT)
+        await fabric.membership.create_volume(replace(fabric.volume.record, tenant=TenantId("other")))
+        assert not may_read(TENANT)
