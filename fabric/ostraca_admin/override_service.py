@@ -6,7 +6,7 @@ An override is written together with the audit entry and with the notice to agen
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -68,18 +68,24 @@ class OverrideService:
         subject: str,
         *,
         if_match: int | None = None,
-        merge: Callable[[_Override | None, _Override], _Override] = lambda _, override: override,
+        merge: Callable[[_Override | None, _Override], Awaitable[_Override]] | None = None,
+        depends_on: Sequence[str] = (),
     ) -> tuple[StoredOverride[_Override], bool]:
         """Write an override; return the stored override and whether new.
 
         Repeating the call changes nothing. *merge* receives the previous and the requested override, and
-        returns the override to write, or raises. Raises PreconditionError, and ConflictError after constant
-        changes by others.
+        returns the override to write, or raises. A change of a record in *depends_on* since the call of
+        *merge* calls it again. Raises PreconditionError, and ConflictError after constant changes by others.
         """
         for _ in range(_TRIES):
-            known = await self.get(key, type(override))
+            read = await self._records.get_many([key, *depends_on])
+            known = None
+            if key in read:
+                known = StoredOverride(_read(read[key], type(override)), read[key].revision)
             check_match(if_match, None if known is None else known.revision)
-            merged = merge(None if known is None else known.override, override)
+            merged = override
+            if merge is not None:
+                merged = await merge(None if known is None else known.override, override)
             if known is not None and known.override == merged:
                 return known, False
             changes = [
@@ -87,8 +93,8 @@ class OverrideService:
                 RecordChange(record_keys.overrides_marker(), OVERRIDES_MARKER),
                 self._audit.entry(requester, subject, encode(merged).decode()),
             ]
-            before = ABSENT if known is None else known.revision
-            revision = await self._records.write(changes, unchanged={key: before})
+            unchanged = {each: read[each].revision if each in read else ABSENT for each in (key, *depends_on)}
+            revision = await self._records.write(changes, unchanged=unchanged)
             if revision is not None:
                 log.info(
                     "%s (%s) changed the override of %s: %s",

@@ -19,8 +19,9 @@ from ostraca_admin.model import (
 )
 from ostraca_admin.override_service import OverrideService, StoredOverride
 from ostraca_fabric.model import record_keys
+from ostraca_fabric.model.direct_reads import foreign_trace, second_tenant_refusal
 from ostraca_fabric.model.ids import TenantId
-from ostraca_fabric.model.overrides import TenantOverride
+from ostraca_fabric.model.overrides import LiveSettings, TenantOverride
 from ostraca_fabric.model.volume import VolumeRecord
 from ostraca_fabric.ports.records import ABSENT, RecordChange, Records
 
@@ -54,7 +55,10 @@ class TenantService:
         tenant = TenantId(limits.name)
         volumes = await self.volumes_of(tenant)
 
-        def checked(before: TenantOverride | None, limits: TenantOverride) -> TenantOverride:
+        async def checked(before: TenantOverride | None, limits: TenantOverride) -> TenantOverride:
+            live = await self._overrides.get(record_keys.live(), LiveSettings)
+            if live and (refusal := second_tenant_refusal(live.override.direct_reads_tenant, tenant)):
+                raise ConflictError(refusal)
             was_erasable = before is not None and before.is_erasable
             if limits.is_erasable and not was_erasable and volumes:
                 raise ConflictError(
@@ -63,8 +67,24 @@ class TenantService:
                 )
             return limits
 
-        key = record_keys.tenant(tenant)
-        return await self._overrides.put(key, limits, requester, tenant, if_match=if_match, merge=checked)
+        return await self._overrides.put(
+            record_keys.tenant(tenant),
+            limits,
+            requester,
+            tenant,
+            if_match=if_match,
+            merge=checked,
+            depends_on=[record_keys.live()],
+        )
+
+    async def check_only_tenant(self, tenant: str) -> None:
+        """Check for direct reads that no other tenant exists. Raises ConflictError."""
+        others = [each.override.name for each in await self.page(limit=0)]
+        if trace := foreign_trace(tenant, others, await self._volumes()):
+            raise ConflictError(
+                f"direct reads need a fabric of one tenant, and this fabric has {trace}: leave "
+                "direct_reads_tenant unset, or create a fabric for each tenant"
+            )
 
     async def delete(self, tenant: TenantId, requester: Requester, *, if_match: int | None = None) -> None:
         """Delete a tenant's override; stored blocks stay. Raises NotFoundError."""

@@ -130,7 +130,9 @@ def live_table() -> str:
 def _kind(said: dict[str, Any]) -> str:
     if "enum" in said:
         return ", ".join(f"`{value}`" for value in said["enum"])
-    return {"number": "seconds", "integer": "a number", "boolean": "`on`, `off`"}[said["type"]]
+    return {"number": "seconds", "integer": "a number", "boolean": "`on`, `off`", "string": "a name"}[
+        said["type"]
+    ]
 
 
 def _section(group: Group) -> str:

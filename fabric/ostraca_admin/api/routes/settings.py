@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from ostraca_admin.api.context import Admin, IfMatch, Service, Viewer, etag, revision_of
-from ostraca_admin.api.forms import Form
+from ostraca_admin.api.forms import NAME, Form
 from ostraca_fabric.model import record_keys
 from ostraca_fabric.model.overrides import LiveSettings
 from ostraca_fabric.ports.records import ABSENT
@@ -55,6 +55,11 @@ class SettingsForm(Form):
         description="False: agents do not scrub flash. Otherwise `owner.scrub.bytes_s` of each agent "
         "applies; 0 is never.",
     )
+    direct_reads_tenant: Annotated[str, Field(pattern=NAME)] | None = Field(
+        None,
+        description="Only tenant of the fabric, whose workers may read drives themselves; no other "
+        "tenant can be added then. Unset: workers read through agents.",
+    )
 
     def settings(self) -> LiveSettings:
         """Return the live settings for agents."""
@@ -83,13 +88,21 @@ async def put_settings(
 
     Repeating the request changes nothing.
     """
+
+    async def checked(before: LiveSettings | None, settings: LiveSettings) -> LiveSettings:
+        tenant = settings.direct_reads_tenant
+        if tenant and (before is None or before.direct_reads_tenant != tenant):
+            await service.tenants.check_only_tenant(tenant)
+        return settings.after(before)
+
     stored, _ = await service.overrides.put(
         record_keys.live(),
         form.settings(),
         admin,
         SUBJECT,
         if_match=revision_of(if_match),
-        merge=lambda before, settings: settings.after(before),
+        merge=checked,
+        depends_on=[record_keys.overrides_marker()] if form.direct_reads_tenant else [],
     )
     response.headers["ETag"] = etag(stored.revision)
     return _shown(stored.override)
@@ -97,5 +110,5 @@ async def put_settings(
 
 def _shown(live: LiveSettings) -> SettingsForm:
     """Return all settings; null means the value in each agent's own settings."""
-    stored = msgspec.to_builtins(live)
+    stored = {**msgspec.to_builtins(live), "direct_reads_tenant": live.direct_reads_tenant or None}
     return SettingsForm.model_validate({name: stored[name] for name in SettingsForm.model_fields})
