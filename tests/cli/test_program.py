@@ -67,6 +67,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["explain", "no-hex", "--volume", "v"], "'no-hex' is no hash"),
         (["explain", "00", "--volume", "v", "--agent", "unix:///a.sock"], "hashes of 1 bytes: 8 to 64"),
         (["up", "--set", "owner.blocks_per_shard_max=1000"], "set it to 1024 to"),
+        (["up", "--direct-reads", "Acme!"], "tenant 'Acme!' is not a usable name"),
         (["up", "--http", "9464"], "--http: '9464' is no address for HTTP: write host:port"),
         (["fabric"], "ACTION"),
         (["fabric", "create"], "--files"),

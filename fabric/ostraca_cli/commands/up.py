@@ -100,6 +100,7 @@ def _plan(options: argparse.Namespace) -> tuple[FabricPlan, Mapping[str, str]]:
         transports=_transports(options.transport),
         addresses=_tcp_addresses(options.listen),
         flushes=options.flush,
+        direct_reads_tenant=options.direct_reads,
         settings=loaded.settings,
     )
     return plan, origins
@@ -244,6 +245,12 @@ COMMAND = Command(
             action="store_true",
             help="flush drives before reporting a block as committed, for durability across power cuts; "
             "costs two flushes of the disk below DIR for each group of puts",
+        ),
+        option(
+            "--direct-reads",
+            default="",
+            metavar="TENANT",
+            help="let workers of TENANT read drives themselves; the fabric then refuses every other tenant",
         ),
         HTTP,
         *SETTINGS_OPTIONS,

@@ -22,10 +22,12 @@ from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_enclosure.files import NOTHING_RECORDED, FileEnclosure
 from ostraca_fabric.drives.device_opener import DeviceOpener
-from ostraca_fabric.errors import DriveError, UsageError
+from ostraca_fabric.errors import DriveError, MembershipError, UsageError
 from ostraca_fabric.membership.memory_membership import MemoryMembership
+from ostraca_fabric.model.direct_reads import foreign_trace
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord
 from ostraca_fabric.model.ids import AgentId, EnclosureId, ShardId, TenantId
+from ostraca_fabric.model.overrides import LiveSettings, Overrides
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.transport import Transport
 from ostraca_fabric.runtime.sentences import counted
@@ -74,16 +76,24 @@ class FabricPlan:
     machine, not only the end of the process. Off by default: a flush may take milliseconds, and each group
     commit waits for two."""
 
+    direct_reads_tenant: str = ""
+    """Tenant whose workers may read drives themselves, the only one then; empty: none."""
+
     settings: AgentSettings = field(default_factory=AgentSettings)
     """Settings of each agent, except for the fields above: caches and staging."""
 
     def __post_init__(self) -> None:
-        """Raise UsageError for counts below one and unusable settings."""
+        """Raise UsageError for counts below one, a bad name of a tenant and unusable settings."""
         if min(self.agents, self.enclosures, self.drives) < 1:
             raise UsageError(
                 "the fabric's plan is incomplete: give at least 1 agent, 1 enclosure and 1 drive"
             )
         self.agent_settings()
+        self.live_settings()
+
+    def live_settings(self) -> LiveSettings:
+        """Return the live settings of all agents; raises UsageError if unusable."""
+        return LiveSettings(direct_reads_tenant=self.direct_reads_tenant)
 
     def agent_settings(self) -> AgentSettings:
         """Return the settings of each agent; raises UsageError if unusable."""
@@ -186,6 +196,9 @@ class EmbeddedFabric:
     async def _start(self, state: FabricState) -> None:
         plan = self._plan
         membership = MemoryMembership(state.fabric, volumes=state.volumes, keep=state.store_volumes)
+        if plan.direct_reads_tenant:
+            _check_only_tenant(plan.direct_reads_tenant, state)
+            membership.rule(Overrides(live=plan.live_settings()))
         enclosures = [
             FileEnclosure(
                 EnclosureId(f"enclosure-{number}"),
@@ -247,6 +260,15 @@ class EmbeddedFabric:
     def _open_drive(self, record: DriveRecord) -> Drive:
         drive: Drive = self._opener.open(record.id, record.path, flushes=self._plan.flushes)
         return drive if self._wrap_drive is None else self._wrap_drive(drive)
+
+
+def _check_only_tenant(tenant: str, state: FabricState) -> None:
+    """Raise MembershipError if a volume of another tenant exists."""
+    if trace := foreign_trace(tenant, (), state.volumes):
+        raise MembershipError(
+            f"--direct-reads {tenant} needs a fabric of one tenant, and this fabric has {trace}: start "
+            "without --direct-reads, or take another --dir"
+        )
 
 
 def _prepare_enclosures(enclosures: Sequence[FileEnclosure], state: FabricState) -> list[EnclosureRecord]:

@@ -280,6 +280,21 @@ def _address(line: str) -> str:
     return found[1]
 
 
+def test_direct_reads_are_for_the_only_tenant(tmp_path: Path) -> None:
+    with up(tmp_path, *SMALL, "--direct-reads", "acme") as (process, line):
+        with ostraca.connect(_address(line), tenant="acme") as client:
+            client.volume("v", LAYOUT, block_bytes=4096, create=True)
+            assert client.status().overrides.settings == {"direct_reads_tenant": "acme"}
+        with (
+            ostraca.connect(_address(line), tenant="other") as client,
+            pytest.raises(ostraca.RefusedError, match="start `ostraca up` without --direct-reads"),
+        ):
+            client.volume("v", LAYOUT, block_bytes=4096, create=True)
+        interrupt(process)
+    code, said = refused(tmp_path, *SMALL, "--direct-reads", "other")
+    assert (code, "has volume v of tenant acme: start without --direct-reads" in said) == (1, True)
+
+
 def test_a_rating_gives_the_drives_a_write_budget(tmp_path: Path) -> None:
     with up(tmp_path, *SMALL, "--set", "owner.endurance.rated_dwpd=0.5") as (process, line):
         address = re.findall(r'"(unix://[^"]+)"', line)[0]
