@@ -293,6 +293,9 @@ def test_direct_reads_are_for_the_only_tenant(tmp_path: Path) -> None:
         interrupt(process)
     code, said = refused(tmp_path, *SMALL, "--direct-reads", "other")
     assert (code, "has volume v of tenant acme: start without --direct-reads" in said) == (1, True)
+    new = tmp_path / "new"
+    code, said = refused(new, *SMALL, "--direct-reads", "Acme!")
+    assert (code, "is not a usable name" in said, new.exists()) == (2, True, False)
 
 
 def test_a_rating_gives_the_drives_a_write_budget(tmp_path: Path) -> None:
