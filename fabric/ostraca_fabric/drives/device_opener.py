@@ -9,7 +9,8 @@ from contextlib import contextmanager
 
 from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.drives.flash_files import FlashFileError, open_flash
-from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEngine
+from ostraca_fabric.drives.io_engine import FlashIoSettings
+from ostraca_fabric.drives.loop_engine import LoopIoEngine
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.ids import DriveId
@@ -24,12 +25,12 @@ class DeviceOpener:
     def __init__(self, settings: FlashIoSettings | None = None) -> None:
         """Start no engine before the first drive."""
         self._settings = settings or FlashIoSettings()
-        self._engine: IoEngine | None = None
+        self._engine: LoopIoEngine | None = None
 
     def open(self, drive: DriveId, device: str, *, flushes: bool = False) -> FileDrive:
         """Open a drive as the port defines, on the one engine of the process."""
         if self._engine is None:
-            self._engine = IoEngine(self._settings)
+            self._engine = LoopIoEngine(self._settings)
         settings = DriveSettings(has_volatile_cache=True if flushes else None)
         return FileDrive.open(drive, device, settings, engine=self._engine)
 

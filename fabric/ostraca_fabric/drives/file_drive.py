@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.drives.flash_files import FlashFileError, displacement, goes_direct, open_flash
-from ostraca_fabric.drives.io_engine import DriveEngine, IoEnd, IoEngine, IoOperation
+from ostraca_fabric.drives.io_engine import DriveEngine, IoEnd, IoOperation
+from ostraca_fabric.drives.loop_engine import LoopIoEngine
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
@@ -95,7 +96,7 @@ class FileDrive:
 
         self._looking: Future[str | None] | None = None
         self._owns_engine = engine is None
-        self._engine: DriveEngine = engine or IoEngine()
+        self._engine: DriveEngine = engine or LoopIoEngine()
         self._handle = self._engine.attach(descriptor, size_bytes)
 
     @classmethod

@@ -5,13 +5,12 @@ refuses io_uring, as seccomp profiles of containers do, a bounded pool of thread
 take turns. The bytes under way are limited per drive and in total. Batches up to 256 KiB overtake longer
 batches of the same drive. Threads of the engine check tags right behind each read.
 
-All ended batches wake the event loop through one eventfd. So does progress of long batches, if the submitter
-wants to know.
+All ended batches make one eventfd readable. So does progress of long batches, if the submitter wants to know.
+An event loop (``loop_engine``) or a thread waits for the eventfd, and then calls ``take``.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ctypes
 import itertools
@@ -156,7 +155,10 @@ class _Batch(NamedTuple):
 
 
 class IoEngine:
-    """I/O of all drives of a process, for one event loop at a time. Close it after its drives."""
+    """I/O of all drives of a process. Close it after its drives.
+
+    Any thread may submit. Only one thread at a time may take ends.
+    """
 
     def __init__(self, settings: FlashIoSettings | None = None) -> None:
         """Start the engine's threads. Raises DriveError if the process can start no thread."""
@@ -173,8 +175,9 @@ class IoEngine:
         if chosen.io_uring and self.mode != "io_uring":
             log.warning("The kernel refuses io_uring: threads do the flash I/O, with more processor time")
 
-        self._event: int = library.ostraca_io_event(self._engine)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.descriptor: int = library.ostraca_io_event(self._engine)
+        """An eventfd, readable while ``take`` has news. The engine closes the descriptor."""
+
         self._tickets = itertools.count(1)
         self._batches: dict[int, _Batch] = {}
         self._ends = np.zeros(_ENDS_MAX, _END)
@@ -201,13 +204,13 @@ class IoEngine:
         *,
         states: NDArray[np.uint8] | None = None,
     ) -> bool:
-        """Submit a batch on an event loop, which calls *end* later.
+        """Submit a batch. A later ``take`` calls *end*.
 
         False, with nothing submitted, if a piece lies outside of its memory or no memory is left. *states*,
         those of *check* with a check, then has a ``PieceState`` per piece. Listeners of *check* are called
-        whenever ``progress_bytes`` have been read, once for all since the loop's last turn.
+        whenever ``progress_bytes`` have been read, once for all since the last ``take``.
         """
-        self._bind()
+        self._prepare_taking()
         ticket, count = next(self._tickets), 0 if pieces is None else len(pieces.lengths)
         columns = _Columns(
             *((None, 0, None, None, None) if pieces is None else _places(pieces)),
@@ -227,30 +230,25 @@ class IoEngine:
             log.error("Piece %d lies outside of its memory: a bug; the operation counts as failed", submitted)
         return False
 
-    def close(self) -> None:
-        """Wait for all I/O and stop the threads. Call on the event loop, or after its end."""
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._event)
-        self._take()
-        library.ostraca_io_close(self._engine)
+    def take(self) -> None:
+        """Call the receivers of all ends and progress since the last call. Never blocks.
 
-    def _bind(self) -> None:
-        """Have the running loop take ends, in place of an earlier loop."""
-        loop = asyncio.get_running_loop()
-        if loop is self._loop:
-            return
-        if self._loop is not None and not self._loop.is_closed():
-            self._loop.remove_reader(self._event)
-        self._loop = loop
-        loop.add_reader(self._event, self._take)
-
-    def _take(self) -> None:
+        A RuntimeError of a receiver is dropped: its event loop has ended, and no caller waits.
+        """
         count = _ENDS_MAX
         while count == _ENDS_MAX:
             count = library.ostraca_io_take(self._engine, at(self._ends), _ENDS_MAX)
             for ticket, is_over, failed, offset, error in self._ends[:count].tolist():
-                with contextlib.suppress(RuntimeError):  # the submitter's loop has ended: no caller waits
+                with contextlib.suppress(RuntimeError):
                     if is_over:
                         self._batches.pop(ticket).end(IoEnd(failed, offset, error))
                     elif (check := self._batches[ticket].check) is not None:
                         check.tell()
+
+    def close(self) -> None:
+        """Take what has ended, wait for all other I/O, and stop the threads."""
+        self.take()
+        library.ostraca_io_close(self._engine)
+
+    def _prepare_taking(self) -> None:
+        """Ensure that ends are taken. Called before each batch; here the caller of ``take`` ensures this."""

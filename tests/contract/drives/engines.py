@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.support.simulated.drives.file_devices import FileReferenceEngine
 
-from ostraca_fabric.drives.io_engine import DriveEngine, FlashIoSettings, IoEngine
+from ostraca_fabric.drives.io_engine import DriveEngine, FlashIoSettings
+from ostraca_fabric.drives.loop_engine import LoopIoEngine
 
 ENGINES = ("io_uring", "threads", "reference")
 PATIENT_ENGINES = ("io_uring", "reference")
@@ -19,7 +20,7 @@ def new_engine(name: str, settings: FlashIoSettings | None = None) -> DriveEngin
     settings = settings or FlashIoSettings()
     if name == "reference":
         return FileReferenceEngine(settings)
-    made = IoEngine(replace(settings, io_uring=name == "io_uring"))
+    made = LoopIoEngine(replace(settings, io_uring=name == "io_uring"))
     if made.mode != name:
         made.close()
         pytest.skip("this kernel or container refuses io_uring")

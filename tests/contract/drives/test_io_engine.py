@@ -22,6 +22,7 @@ from tests.support.simulated.stuck_memory import StuckMemory
 
 from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.drives.io_engine import DriveEngine, FlashIoSettings, IoEngine
+from ostraca_fabric.drives.loop_engine import LoopIoEngine
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.tables.digests import PieceState
@@ -164,7 +165,7 @@ async def test_a_hung_drive_stops_no_other(tmp_path: Path, name: str) -> None:
 
 
 async def test_checked_reads_give_all_bytes_under_way_back(tmp_path: Path) -> None:
-    engine = IoEngine(FlashIoSettings(io_uring=False, bytes_max=2 * LONG_PAGES * PAGE_BYTES))
+    engine = LoopIoEngine(FlashIoSettings(io_uring=False, bytes_max=2 * LONG_PAGES * PAGE_BYTES))
     drive, source = new_drive(tmp_path, engine), pages(PAGES, b"b")
     assert await written(drive, at_page(source, 0)) == [True]
     for _ in range(4):
@@ -194,7 +195,7 @@ async def test_a_flush_asks_the_device(tmp_path: Path, name: str) -> None:
 
 
 async def test_hung_reads_take_few_threads_of_the_pool(tmp_path: Path) -> None:
-    engine = IoEngine(FlashIoSettings(io_uring=False))
+    engine = LoopIoEngine(FlashIoSettings(io_uring=False))
     drives = [new_drive(tmp_path, engine, f"drive-{number}") for number in range(4)]
     before = threads()
     with StuckMemory(64 * PAGE_BYTES) as memory:
