@@ -20,6 +20,7 @@ _KINDS = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a character device",
+    stat.S_IFLNK: "a link",
 }
 _ALWAYS = os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
@@ -41,11 +42,11 @@ def open_flash(path: str | os.PathLike[str], flags: int) -> int:
     """Open a file or block device; return its descriptor. Never creates, never waits.
 
     *flags* are those of ``os.open``. With O_DIRECT, a file system without direct I/O opens the file without
-    the flag. Raises FlashFileError.
+    the flag. With O_NOFOLLOW, a link is no drive. Raises FlashFileError.
     """
     name = os.fspath(path)
     try:
-        _check_kind(name, Path(name).stat().st_mode)
+        _check_kind(name, Path(name).stat(follow_symlinks=not flags & os.O_NOFOLLOW).st_mode)
         descriptor = _opened(name, flags & ~os.O_CREAT | _ALWAYS)
     except OSError as error:
         raise _told(name, error) from error

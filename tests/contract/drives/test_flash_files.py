@@ -90,6 +90,14 @@ def test_a_file_is_opened_as_it_is_and_waits_like_any_other(tmp_path: Path) -> N
     os.close(descriptor)
 
 
+def test_a_link_is_no_drive_if_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "drive").write_bytes(b"d" * SIZE_BYTES)
+    (tmp_path / "link").symlink_to(tmp_path / "drive")
+    with pytest.raises(FlashFileError, match=r"/link is a link, not a file or a block device"):
+        open_flash(tmp_path / "link", os.O_RDONLY | os.O_NOFOLLOW)
+    os.close(open_flash(tmp_path / "drive", os.O_RDONLY | os.O_NOFOLLOW))
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "drive"
