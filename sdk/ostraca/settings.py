@@ -52,6 +52,20 @@ class ClientSettings:
     out. ``("inline",)`` keeps NIXL out of the process.
     """
 
+    direct_drives: tuple[str, ...] = ()
+    """Drives that this worker may read itself: absolute paths, or glob patterns of paths, of files and block
+    devices. Links are refused. The worker reads only drives of the agent's fabric, and never writes. Paths
+    never come from an agent. Reading a drive requires permission to read all blocks of all its tenants.
+    """
+
+    direct_silent_s: float = 2.0
+    """Time without any end of a read after which a drive counts as silent. The agent then reads its blocks.
+    Memory under reads of a silent drive stays in use until the reads have ended.
+    """
+
+    direct_retry_s: float = 30.0
+    """Time for which a drive that failed or was silent is not read directly."""
+
     token_file: str = ""
     """File with the agents' token and nothing else. Each dial reads the file, so the token may be replaced
     during the client's life. ``credentials`` of ``connect`` take precedence. If empty, OSTRACA_TOKEN_FILE may
@@ -178,8 +192,8 @@ def _checked(name: str, value: object, default: object) -> object:
 
     Raises UsageError.
     """
-    if name == "transports":
-        return _checked_transports(value)
+    if isinstance(default, tuple):
+        return _checked_transports(value) if name == "transports" else _checked_patterns(name, value)
     if name == "copy_threads" and value is None:
         return None
     if isinstance(default, bool):
@@ -204,3 +218,15 @@ def _checked_transports(value: object) -> tuple[str, ...]:
             f"transports is {described(value)}: name at least one of {', '.join(_TRANSPORTS)}, in a tuple"
         )
     return tuple(str.__str__(each) for each in value)
+
+
+def _checked_patterns(name: str, value: object) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)):
+        raise UsageError(
+            f"{name} is {described(value)}: pass absolute paths or patterns of paths, in a tuple"
+        )
+    patterns = tuple(text(name, each, characters_max=_PATH_MAX) for each in value)
+    for each in patterns:
+        if not each.startswith("/") or "\0" in each:
+            raise UsageError(f"{name} names {described(each)}: pass an absolute path, such as /dev/nvme*n1")
+    return patterns
