@@ -1,0 +1,1 @@
+"""Read blocks from drives of this host, without the agent."""
