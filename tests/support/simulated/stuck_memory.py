@@ -16,6 +16,7 @@ import pytest
 _USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _API = 0xC018AA3F
 _REGISTER = 0xC020AA00
+_ZERO = 0xC020AA04
 _MODE_MISSING = 1
 _VERSION = 0xAA
 
@@ -43,6 +44,10 @@ class StuckMemory:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+    def release_first(self, size_bytes: int) -> None:
+        """Let sleepers on the first pages go on, with memory of zeroes."""
+        fcntl.ioctl(self._descriptor, _ZERO, struct.pack("QQQq", self.array.ctypes.data, size_bytes, 0, 0))
 
     def release(self) -> None:
         """Let all sleepers go on, with memory of zeroes."""
