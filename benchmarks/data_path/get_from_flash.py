@@ -3,6 +3,8 @@
 The best read is the faster of two. The first is preadv into huge pages, with the fastest numbers of threads
 and piece sizes, measured in turns with the gets. The second is a single run of fio, if installed.
 
+A worker that reads drives itself is measured as well, with the processor time of its agent.
+
 Gets of one batch at a time are measured in both modes of the flash I/O engine, and gets of several batches
 under way in the first.
 """
@@ -15,25 +17,33 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
+import psutil
 from benchmarks.support.conditions import batch_text
 from benchmarks.support.figure import Figure, Target
 from benchmarks.support.operations import get_views_ahead
 
 from ostraca_cli.tools.bench import suite
 from ostraca_cli.tools.bench.series import GB, Comparison, Measurement, Series, measure
+from ostraca_cli.tools.bench.workload import MeasureError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from benchmarks.support.conditions import Conditions
 
     from ostraca_cli.tools.bench.suite import BenchPlan
+    from ostraca_cli.tools.bench.workload import Workload
+    from ostraca_fabric.model.chain import Chain
 
 
 AHEAD = 4
 _BATCHES = 2 * suite.FLASH_BATCHES
 """Batches in a turn with several under way: enough to reduce the weight of the first and the last."""
+
+_CPU_ROUNDS = 5
+_CPU_BATCHES = 50
+"""Batches between two readings of processor times, with ticks of 10 ms."""
 
 _THREADS = ("--set", "flash_io.io_uring=false")
 
@@ -59,7 +69,43 @@ def _figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
             some,
         ),
     ]
-    return [Figure("D2", name, "GB/s", finding, target) for name, finding, target in found]
+    figures = [Figure("D2", name, "GB/s", finding, target) for name, finding, target in found]
+    return [*figures, *_direct_figures(plan, conditions)]
+
+
+def _direct_figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
+    """Measure a worker that reads drives itself, and the processor time of its agent."""
+    what = f"get {batch_text(plan)} from flash, read by the worker"
+    directory = conditions.new_directory()
+    with (
+        suite.own_workload(plan, directory, dram_bytes=0, is_direct=True) as work,
+        suite.direct_file(plan, directory) as file,
+    ):
+        chains = itertools.cycle([work.stored_chain() for _ in range(suite.FLASH_BATCHES)])
+        file.tune_reads()
+        case = Comparison("flash", lambda: work.get_views(next(chains)), "O_DIRECT read", file.read)
+        finding = measure(case, plan.pace)
+        spent_ms = [_agent_ms(work, chains) for _ in range(2 if conditions.is_short else _CPU_ROUNDS)]
+        counters = work.client.status().counters
+    if counters.get_hits_direct < counters.get_hits:
+        raise MeasureError(
+            f"the agent delivered {counters.get_hits - counters.get_hits_direct} blocks itself"
+        )
+    batch_ms = 1e3 * plan.batch_bytes / GB / finding.limit.median
+    spent = Measurement("agent", Series(tuple(spent_ms)), "reading a batch", Series((batch_ms,)))
+    return [
+        Figure("D2", what, "GB/s", finding, Target(ratio_at_least=0.95)),
+        Figure("D2", f"agent's processor time, {what}", "ms", spent, Target(value_at_most=1.0)),
+    ]
+
+
+def _agent_ms(work: Workload, chains: Iterator[Chain]) -> float:
+    """Return the agent's processor time for a batch, with its background work."""
+    agent = psutil.Process(work.agent_pid)
+    before_s = sum(agent.cpu_times()[:2])
+    for _ in range(_CPU_BATCHES):
+        work.get_views(next(chains))
+    return 1e3 * float(sum(agent.cpu_times()[:2]) - before_s) / _CPU_BATCHES
 
 
 def measure_gets(

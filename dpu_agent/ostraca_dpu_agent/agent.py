@@ -52,7 +52,7 @@ from ostraca_fabric.runtime.version import VERSION
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import EventRing
 from ostraca_fabric.telemetry.status import AgentCounters, AgentStatus, OverridesStatus, Unhit
-from ostraca_fabric.wire.handshake import LEAVING, PLACING, Access, AgentHandshake
+from ostraca_fabric.wire.handshake import DIRECT, LEAVING, PLACING, Access, AgentHandshake
 from ostraca_fabric.wire.messages import ConnectionLimits
 
 log = logging.getLogger(__name__)
@@ -229,7 +229,7 @@ class Agent:
             agent=self.id,
             start_id=self.start_id,
             access=self._access,
-            features=(PLACING, LEAVING),
+            features=(PLACING, LEAVING, DIRECT),
             limits=ConnectionLimits(requests.frame_bytes_max, requests.blocks_max, requests.inflight_max),
             transports=tuple(self._transports),
         )

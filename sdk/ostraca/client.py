@@ -11,9 +11,13 @@ import os
 import secrets
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ostraca._connection.credentials import Credentials, TokenSource, choose_credentials
 from ostraca._connection.dial import ClientIdentity, choose_addresses, choose_tls
@@ -34,7 +38,12 @@ from ostraca_fabric.model.limits import flag, whole
 from ostraca_fabric.model.volume import COUNT_MAX, Layout, VolumeRecord
 from ostraca_fabric.telemetry.requests import worker_name
 from ostraca_fabric.telemetry.status import AgentStatus
-from ostraca_fabric.wire.handshake import CLIENT_BYTES, LEAVING
+from ostraca_fabric.wire.handshake import CLIENT_BYTES, DIRECT, LEAVING
+
+if TYPE_CHECKING:
+    from ostraca._direct.direct_reader import DirectReader
+
+_DIRECT_DRIVES_VARIABLE = "OSTRACA_DIRECT_DRIVES"
 
 _ADVICE = {
     errno.EMFILE: ": raise this process's limit of open files (ulimit -n)",
@@ -82,12 +91,13 @@ def connect(
         try:
             client_id = secrets.token_bytes(CLIENT_BYTES)
             worker = worker_name(client_id)
-            features = (LEAVING,) if len(targets) > 1 else ()
+            direct = _direct_reader(chosen, arena.array, os.environ)
+            features = (*((LEAVING,) if len(targets) > 1 else ()), *(() if direct is None else (DIRECT,)))
             identity = ClientIdentity(name, shown, arena.ends, client_id, features, tls)
             connections = ConnectionManager(targets, identity, arena, chosen, worker)
             copy_pool = CopyPool(chosen.copy_threads or threads_for(len(os.sched_getaffinity(0))))
             runner = JobRunner(
-                Runtime(chosen, arena, copy_pool, connections, CudaDevices()),
+                Runtime(chosen, arena, copy_pool, connections, CudaDevices(), direct),
                 f"client {worker} of tenant {name}",
             )
         except BaseException:
@@ -108,6 +118,24 @@ def connect(
         cause = (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
         advice = _ADVICE.get(error.errno or 0, "") if isinstance(error, OSError) else ""
         raise ConnectError(f"the client can't be set up here: {cause}{advice}") from error
+
+
+def _direct_reader(
+    settings: ClientSettings, memory: NDArray[np.uint8], environment: Mapping[str, str]
+) -> DirectReader | None:
+    """Open the drives of this host that the client may read into *memory*; None without any named.
+
+    The variable OSTRACA_DIRECT_DRIVES names drives if the settings name none, separated by colons. Raises
+    UsageError.
+    """
+    if not settings.direct_drives:
+        named = environment.get(_DIRECT_DRIVES_VARIABLE, "").split(os.pathsep)
+        settings = replace(settings, direct_drives=tuple(filter(None, named)))
+    if not settings.direct_drives:
+        return None
+    from ostraca._direct.direct_reader import DirectReader  # noqa: PLC0415 (few clients use it)
+
+    return DirectReader(settings, memory)
 
 
 class Client:
@@ -168,6 +196,7 @@ class Client:
             declared_saved_s=meter.saved_s,
             arena_bytes=self.settings.arena_bytes_whole,
             quarantined_bytes=self.quarantined_bytes,
+            direct=None if self._runtime.direct is None else replace(self._runtime.direct.counters),
         )
 
     def __repr__(self) -> str:

@@ -16,6 +16,18 @@ from ostraca_fabric.telemetry.openmetrics import (
 from ostraca_fabric.telemetry.requests import OperationTally
 
 
+@dataclass(slots=True)
+class DirectCounters:
+    """Blocks that a client read from drives itself."""
+
+    blocks_read: int = 0
+    blocks_failed: int = 0
+    """Failed blocks, including blocks refused because their drive was suspended."""
+
+    blocks_lost: int = 0
+    bytes_read: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ClientMetrics:
     """Counts of one client since its creation."""
@@ -40,6 +52,8 @@ class ClientMetrics:
 
     arena_bytes: int
     quarantined_bytes: int
+    direct: DirectCounters | None = None
+    """Blocks that the client read from drives itself; None without drives."""
 
     def operation(self, name: str) -> OperationTally:
         """Return the tally of ``lookup``, ``get``, ``put`` or ``prefetch``."""
@@ -120,4 +134,18 @@ CLIENT_METRICS: tuple[Metric[ClientMetrics], ...] = (
         "Arena memory under transfers not known to have ended.",
         lambda client: client.quarantined_bytes,
     ),
+    Metric(
+        "ostraca_client_direct_blocks",
+        MetricKind.COUNTER,
+        "blocks",
+        ("result",),
+        "Blocks that the client read from drives itself: read, failed (delivered by the agent), or lost on a "
+        "silent drive.",
+        lambda client: {} if client.direct is None else _direct_blocks(client.direct),
+    ),
 )
+
+
+def _direct_blocks(direct: DirectCounters) -> dict[tuple[str, ...], int]:
+    counts = (("read", direct.blocks_read), ("failed", direct.blocks_failed), ("lost", direct.blocks_lost))
+    return {(result,): blocks for result, blocks in counts}

@@ -322,6 +322,13 @@ class GetAdmission:
                 self._worker_queue.end(at_s, moved_bytes)
                 self._moving_bytes -= moved_bytes
 
+    def leave_to_worker(self, locations: BlockLocations, positions: NDArray[np.intp]) -> None:
+        """Remove blocks that the worker reads itself from the bookings."""
+        if self._booking:
+            for drive, its in locations.by_drive(positions):
+                self.start_read(drive, locations.lengths[its])
+            self.cancel_move(positions)
+
     def end_loads(self) -> None:
         """Note the end of all flash loads; compare with the estimate if complete."""
         if self._estimated is not None and not self._is_over:

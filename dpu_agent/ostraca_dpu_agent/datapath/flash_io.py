@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.admission import LatencyEstimator, LoadQueue
+from ostraca_dpu_agent.datapath.location.extents import ExtentOffer
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.datapath.staging.staging import Staging
@@ -165,6 +166,21 @@ class ReadPlan:
             seeds[order],
             locations.tags[order],
             queues,
+        )
+
+    def take(self, drives: Collection[DriveId]) -> ExtentOffer | None:
+        """Take the blocks on *drives* out of the queues, for the worker to read; None without any."""
+        taken = [(drive, parts) for drive, parts in self.queues if drive in drives]
+        if not taken:
+            return None
+        self.queues[:] = [queue for queue in self.queues if queue[0] not in drives]
+        ends = [(drive, parts[0].start, parts[-1].stop) for drive, parts in taken]
+        rows = np.concatenate([np.arange(first, last) for _, first, last in ends])
+        return ExtentOffer(
+            self.positions[rows],
+            self.drive_offsets[rows],
+            self.tags[rows],
+            [(drive, last - first) for drive, first, last in ends],
         )
 
 

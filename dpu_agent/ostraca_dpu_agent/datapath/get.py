@@ -27,9 +27,9 @@ from ostraca_dpu_agent.datapath.flash_io import (
     interleave_drives,
     waves_of_one_size,
 )
-from ostraca_dpu_agent.datapath.location.routing import BlockLocations
+from ostraca_dpu_agent.datapath.location.extents import ExtentOffer
+from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations
 from ostraca_dpu_agent.datapath.request import (
-    NO_POSITIONS,
     Deadline,
     RequestContext,
     TransferRun,
@@ -47,7 +47,7 @@ from ostraca_fabric.ports.transport import TransferEnd, WaveNews, WaveStream
 from ostraca_fabric.runtime.tasks import until_done
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.messages import Get, GetDone, GetProgress
+from ostraca_fabric.wire.messages import ExtentsRead, Get, GetDone, GetProgress
 
 _REFUSED = {LeaseRefusal.DEADLINE: BlockState.LATE, LeaseRefusal.GIVEN_UP: BlockState.MISS}
 """State of blocks without a lease; others are DECLINED."""
@@ -129,6 +129,8 @@ class GetRun(TransferRun[Get]):
         """Positions and tags of delivered blocks that the worker hears of by the answer."""
         self._streams: dict[WaveStream, MovedPart] = {}
         """Streams that have not ended."""
+        self._extents_read: asyncio.Future[ExtentsRead] | None = None
+        """Report of the worker on blocks that it reads itself."""
         self._admission = GetAdmission(
             context.estimator,
             context.clock,
@@ -144,6 +146,8 @@ class GetRun(TransferRun[Get]):
         must_settle = True
         try:
             await self._deadline.wait([delivery])
+            if self._extents_read is not None:
+                self._extents_read.cancel()
             self._quarantine()
             unsettled = self._stop_streams()
             must_settle = len(unsettled) > 0
@@ -203,10 +207,13 @@ class GetRun(TransferRun[Get]):
             locations = await self._locate(wanted)
             is_alone = not context.staging.holds(self._worker)
             per_part = context.blocks_per_part(self._slot_bytes, is_alone=is_alone)
-            plan = self._admit(locations, per_part)
-            lanes = context.parts_at_once(context.settings.reads_ahead, per_part * self._slot_bytes)
-            queues = interleave_drives(plan.queues, lanes=lanes)
-            await run_all(context.tasks, [self._lane(plan, *queue) for queue in queues])
+            found = self._admit(locations, per_part)
+            plan = ReadPlan.of(locations, self._blocks.seeds, found, per_part=per_part)
+            offer = plan.take(self._worker.direct_drives) if self._may_offer() else None
+            loads = [self._read(plan, per_part)] if plan.queues else []
+            if offer is not None:
+                loads.append(self._offer_extents(offer, locations, per_part))
+            await run_all(context.tasks, loads)
         finally:
             context.locator.release(locations)
         self._admission.end_loads()
@@ -324,13 +331,45 @@ class GetRun(TransferRun[Get]):
         locations.is_found = fits
         return locations
 
-    def _admit(self, locations: BlockLocations, per_part: int) -> ReadPlan:
-        """Plan the reads of located blocks, without blocks that are faster to recompute."""
+    def _admit(self, locations: BlockLocations, per_part: int) -> NDArray[np.intp]:
+        """Return the located blocks, without blocks that are faster to recompute."""
         found = np.flatnonzero(locations.is_found)
         admitted = self._admission.admit(locations, found, at_once=per_part)
         if len(admitted) < len(found):
             self._decide(np.setdiff1d(found, admitted), BlockState.DECLINED, Reason.TOO_SLOW)
-        return ReadPlan.of(locations, self._blocks.seeds, admitted, per_part=per_part)
+        return admitted
+
+    async def _read(self, plan: ReadPlan, per_part: int) -> None:
+        """Deliver the blocks of a plan."""
+        context = self._context
+        lanes = context.parts_at_once(context.settings.reads_ahead, per_part * self._slot_bytes)
+        queues = interleave_drives(plan.queues, lanes=lanes)
+        await run_all(context.tasks, [self._lane(plan, *queue) for queue in queues])
+
+    def _may_offer(self) -> bool:
+        """Return whether the worker may read blocks itself: once per get, and only while it is waited for."""
+        worker, is_first = self._worker, self._extents_read is None
+        may_read = bool(worker.direct_drives) and self._context.may_read_directly(worker.tenant)
+        return may_read and is_first and not self._deadline.is_over()
+
+    async def _offer_extents(self, offer: ExtentOffer, locations: BlockLocations, per_part: int) -> None:
+        """Have the worker read blocks itself, then deliver those that it could not read."""
+        context, worker = self._context, self._worker
+        self._admission.leave_to_worker(locations, offer.positions)
+        self._extents_read = report = worker.extents_read(self._request.request)
+        worker.send(offer.message(self._request.request, worker.direct_drives))
+        await until_done(report)
+        if self._deadline.is_over():
+            return
+        read = offer.read(report.result(), len(self._blocks))
+        self._decide(read.verified, BlockState.HIT, Reason.NONE)
+        for drive, blocks in offer.hits(read.verified):
+            context.counters.count_direct(drive, blocks)
+        if len(read.lost):
+            self._decide(read.lost, BlockState.MISS, Reason.DRIVE_SUSPECT)
+        if len(read.failed):
+            plan = ReadPlan.of(locations, self._blocks.seeds, read.failed, per_part=per_part)
+            await self._read(plan, per_part)
 
     async def _lane(self, plan: ReadPlan, drive: DriveId, waiting: deque[slice]) -> None:
         while waiting and not self._deadline.is_over():

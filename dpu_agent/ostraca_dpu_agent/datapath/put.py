@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.arrivals import Arrivals
 from ostraca_dpu_agent.datapath.flash_io import DriveIO, cut_into_waves, interleave_drives
+from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS
 from ostraca_dpu_agent.datapath.request import (
-    NO_POSITIONS,
     Deadline,
     RequestContext,
     TransferRun,

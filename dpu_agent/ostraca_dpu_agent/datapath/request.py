@@ -47,13 +47,11 @@ from ostraca_fabric.telemetry.requests import OTHER_STATES, STATES, EventRing, O
 from ostraca_fabric.telemetry.status import AgentCounters, EstimateCounters, PrefetchCounters
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
-from ostraca_fabric.wire.messages import Damage, Get, GetProgress, Put, Settled
+from ostraca_fabric.wire.messages import Damage, ExtentsRead, Get, GetExtents, GetProgress, Put, Settled
 
 _TransferRequest = TypeVar("_TransferRequest", bound="Get | Put")
 
 _CHECK_THREADS = 2
-
-NO_POSITIONS = np.empty(0, np.intp)
 
 _KINDS = {
     "lookup": EventKind.LOOKED_UP,
@@ -86,7 +84,14 @@ class WorkerConnection(Holder, Protocol):
     def stopped(self, request: int) -> asyncio.Future[None]:
         """Return the future that is done when the worker cancels this request."""
 
-    def send(self, message: GetProgress | Settled) -> None:
+    @property
+    def direct_drives(self) -> Mapping[DriveId, int]:
+        """Numbers of the drives that the worker reads itself."""
+
+    def extents_read(self, request: int) -> asyncio.Future[ExtentsRead]:
+        """Return the future of the worker's report on ``GetExtents``. Cancel it to stop waiting."""
+
+    def send(self, message: GetProgress | GetExtents | Settled) -> None:
         """Send a message; a lost connection loses the message."""
 
     def send_here(self, message: GetProgress) -> bool:
@@ -217,6 +222,9 @@ class DataPathCounters:
         self.tallies = {operation: Tally(operation) for operation in (*STATES, *OTHER_STATES)}
         self.get_hits_from_cache = 0
         self.get_hits_from_staging = 0
+        self.get_hits_direct = 0
+        """Blocks that workers have read themselves."""
+
         self.hits_on: Counter[DriveId] = Counter()
         """Blocks found by gets, per drive."""
 
@@ -230,6 +238,11 @@ class DataPathCounters:
     def count_staged(self, blocks: int) -> None:
         """Count hits of staged blocks."""
         self.get_hits_from_staging += blocks
+
+    def count_direct(self, drive: DriveId, blocks: int) -> None:
+        """Count hits read by a worker."""
+        self.get_hits_direct += blocks
+        self.hits_on[drive] += blocks
 
     def hits_counter(self, drive: DriveId) -> Callable[[int], None]:
         """Return the counter of hits on a drive."""
@@ -270,6 +283,7 @@ class DataPathCounters:
             prefetched=msgspec.structs.replace(self._prefetched),
             estimates=msgspec.structs.replace(self._estimates),
             get_hits_from_staging=self.get_hits_from_staging,
+            get_hits_direct=self.get_hits_direct,
         )
 
     def operations(self) -> tuple[OperationTally, ...]:

@@ -28,7 +28,7 @@ from ostraca_dpu_agent.shards.service import OwnerService
 from ostraca_dpu_agent.volumes import ServedVolume, Volumes
 from ostraca_fabric.connection import ServerConnection
 from ostraca_fabric.errors import ConnectError, RefusedError, TransportError, UnknownVolumeError, UsageError
-from ostraca_fabric.model.ids import TenantId
+from ostraca_fabric.model.ids import DriveId, FabricId, TenantId
 from ostraca_fabric.ports.transport import (
     RemoteArena,
     Transport,
@@ -41,15 +41,19 @@ from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.messages import (
     AgentAnswer,
     AgentRequest,
+    AnnouncedDrive,
     AnswerToAgent,
     AnswerToOperator,
     Commit,
+    DirectDrives,
     EndSession,
     Explain,
     Explained,
+    ExtentsRead,
     FlashWork,
     FlashWorkResult,
     Get,
+    GetExtents,
     GetProgress,
     Hello,
     Inspect,
@@ -142,6 +146,10 @@ class WorkerSession:
         self.worker = worker_name(hello.client)
         """Name in logs."""
         self.client = hello.client
+        self.direct_drives: Mapping[DriveId, int] = {}
+        """Numbers of the drives that the worker reads itself."""
+
+        self._extents_read: dict[int, asyncio.Future[ExtentsRead]] = {}
 
     @property
     def arena(self) -> RemoteArena:
@@ -156,7 +164,28 @@ class WorkerSession:
         """Return the future that is done when the request is cancelled."""
         return self._connection.cancelled(request)
 
-    def send(self, message: GetProgress | Settled) -> None:
+    def read_directly(self, drives: Sequence[AnnouncedDrive], fabric: FabricId) -> None:
+        """Note the drives of *fabric* that the worker reads itself, in place of earlier ones."""
+        self.direct_drives = {
+            DriveId(each.drive): number
+            for number, each in enumerate(drives)
+            if each.drive and each.fabric == fabric
+        }
+
+    def extents_read(self, request: int) -> asyncio.Future[ExtentsRead]:
+        """Return the future of the worker's report on ``GetExtents``. Cancel it to stop waiting."""
+        report: asyncio.Future[ExtentsRead] = asyncio.get_running_loop().create_future()
+        self._extents_read[request] = report
+        report.add_done_callback(lambda _: self._extents_read.pop(request))
+        return report
+
+    def note_extents_read(self, report: ExtentsRead) -> None:
+        """Take the worker's report on a request; a late report is ignored."""
+        expected = self._extents_read.get(report.request)
+        if expected is not None and not expected.done():
+            expected.set_result(report)
+
+    def send(self, message: GetProgress | GetExtents | Settled) -> None:
         """Send a message; a lost connection loses the message."""
         with suppress(ConnectError):
             self._connection.send(message)
@@ -312,10 +341,16 @@ class RequestDispatcher:
 
     def on_notice(self, connection: ServerConnection, notice: WorkerNotice | OwnerNotice) -> None:
         """Process a worker's hint, or another agent's notice to a shard owner."""
-        if isinstance(notice, EndSession):
-            self._end_session(self._sessions[connection], notice)
-        else:
-            self._owner.notice(notice)
+        match notice:
+            case EndSession():
+                self._end_session(self._sessions[connection], notice)
+            case DirectDrives(drives=drives):
+                fabric = self._data_path.context.routes().map.fabric
+                self._sessions[connection].read_directly(drives, fabric)
+            case ExtentsRead():
+                self._sessions[connection].note_extents_read(notice)
+            case _:
+                self._owner.notice(notice)
 
     def on_close(self, connection: ServerConnection) -> None:
         """Forget a connection; its requests end as if cancelled."""

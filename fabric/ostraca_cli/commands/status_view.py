@@ -227,14 +227,14 @@ def _agents(agents: tuple[AgentStatus, ...]) -> Table:
 
 
 def _gets(agents: tuple[AgentStatus, ...]) -> Table:
-    names = ("hits", "share", "from DRAM", "misses", "late", "declined", "damaged", "bytes")
+    names = ("hits", "share", "from DRAM", "direct", "misses", "late", "declined", "damaged", "bytes")
     rows = (
         (
             agent.agent,
             str(count.get_hits),
             _share(count.get_hits, count.get_hits + count.get_misses),
             str(count.get_hits_from_cache + count.get_hits_from_staging),
-            *map(str, (count.get_misses, count.get_late, count.get_declined)),
+            *map(str, (count.get_hits_direct, count.get_misses, count.get_late, count.get_declined)),
             *(str(count.damaged), size_text(count.get_bytes)),
         )
         for agent in agents

@@ -48,7 +48,9 @@ from ostraca_fabric.wire.messages import (
     Answer,
     Cancel,
     Damage,
+    DirectDrives,
     EndSession,
+    ExtentsRead,
     Failure,
     Hello,
     Leaving,
@@ -254,7 +256,7 @@ class ServerConnection(FramedConnection):
                 self._say(Pong(request))
             case Cancel(request):
                 self._cancel(request)
-            case Release() | Damage() | SessionEnded() | EndSession():
+            case Release() | Damage() | SessionEnded() | EndSession() | DirectDrives() | ExtentsRead():
                 self._on_notice(message)
             case _:
                 self._begin(message)

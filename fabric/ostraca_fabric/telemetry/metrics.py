@@ -115,6 +115,14 @@ AGENT_METRICS: tuple[Metric[AgentStatus], ...] = (
         lambda status: status.counters.get_hits_from_staging,
     ),
     Metric(
+        "ostraca_agent_direct_hit_blocks",
+        _C,
+        "blocks",
+        (),
+        "Blocks of gets that workers read from drives themselves.",
+        lambda status: status.counters.get_hits_direct,
+    ),
+    Metric(
         "ostraca_agent_damaged_blocks",
         _C,
         "blocks",

@@ -318,6 +318,9 @@ class AgentCounters(msgspec.Struct, frozen=True):
     get_hits_from_staging: int = 0
     """Blocks of puts delivered before their commit."""
 
+    get_hits_direct: int = 0
+    """Blocks that workers read from drives themselves."""
+
 
 class OverridesStatus(msgspec.Struct, frozen=True):
     """Operators' overrides at run time, as known to one agent."""

@@ -26,6 +26,7 @@ from ostraca_fabric.wire.messages import (
     AnyMessage,
     Cancel,
     Fetch,
+    GetExtents,
     GetProgress,
     Hello,
     Leaving,
@@ -102,8 +103,11 @@ HELLO_ANSWER: MessageDecoder[Welcome | Refused] = MessageDecoder(
 )
 """Messages accepted after a Hello was sent."""
 
-TO_WORKER: MessageDecoder[AgentAnswer | GetProgress | Settled | Fetch | Leaving | Refused] = MessageDecoder(
-    AgentAnswer | GetProgress | Settled | Fetch | Leaving | Refused, sender="a worker's agent"
+TO_WORKER: MessageDecoder[AgentAnswer | GetProgress | GetExtents | Settled | Fetch | Leaving | Refused] = (
+    MessageDecoder(
+        AgentAnswer | GetProgress | GetExtents | Settled | Fetch | Leaving | Refused,
+        sender="a worker's agent",
+    )
 )
 TO_AGENT: MessageDecoder[AnswerToAgent | Pong | StatusDone | Refused] = MessageDecoder(
     AnswerToAgent | Pong | StatusDone | Refused, sender="an agent to an agent"

@@ -56,6 +56,9 @@ LEAVING = "leaving"
 PLACING = "placing"
 """Feature of agents that answer ``PlacementQuery``, and ``PrefetchFor`` of operators."""
 
+DIRECT = "direct"
+"""Feature of workers that read drives themselves, and of agents that let them."""
+
 ROOT_UID = 0
 OVERFLOW_UID = 65534
 """Linux reports this id for any user of another user namespace, so no user is identified."""

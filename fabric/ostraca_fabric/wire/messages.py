@@ -34,6 +34,9 @@ for a third of a second.
 """
 
 
+DRIVES_MAX = 4096
+"""Most drives in ``DirectDrives``."""
+
 Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=SPANS_MAX)]
 
 
@@ -338,6 +341,48 @@ class Leaving(Message, frozen=True, tag=33):
     Requests sent nevertheless are served until the connection closes, in bounded time. The worker closes the
     connection once no answer is pending. Sent once, to workers with the feature ``leaving``.
     """
+
+
+class AnnouncedDrive(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Drive that a worker has opened itself."""
+
+    fabric: bytes
+    drive: str
+    """Empty while the worker does not read the drive."""
+
+
+class DirectDrives(Message, frozen=True, tag=34):
+    """Notice of the drives that this worker reads itself, in place of an earlier list. Not answered.
+
+    Sent to agents with the feature ``direct``. A drive's number is its position in the list.
+    """
+
+    drives: Annotated[tuple[AnnouncedDrive, ...], msgspec.Meta(max_length=DRIVES_MAX)]
+
+
+class GetExtents(RequestMessage, frozen=True, tag=35):
+    """Request to the worker to read blocks of a get itself, into the slots of the get.
+
+    Columns: ``positions`` in the request, u32; ``drives``, numbers of ``DirectDrives``, u32; ``offsets`` on
+    the drive, u64; ``tags``, 16 bytes each. The worker reads whole pages of the lengths in ``Get``. Sent once
+    per get at most. ``ExtentsRead`` follows.
+    """
+
+    positions: bytes
+    drives: bytes
+    offsets: bytes
+    tags: bytes
+
+
+class ExtentsRead(RequestMessage, frozen=True, tag=36):
+    """Notice of the end of the reads of ``GetExtents``. Not answered.
+
+    ``verified``: u32 positions of blocks read and verified. ``failed``: u32 positions of blocks for the agent
+    to deliver. Reads of all others have not ended, and may still use their slots.
+    """
+
+    verified: bytes
+    failed: bytes
 
 
 class EndSession(Message, frozen=True, tag=32):
@@ -683,7 +728,7 @@ class PlacementAnswer(RequestMessage, frozen=True, tag=57):
 
 
 WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | SettlePast | Ping | StatusRequest | Explain
-WorkerNotice = EndSession
+WorkerNotice = EndSession | DirectDrives | ExtentsRead
 AgentAnswer = (
     VolumeOpened
     | LookupDone
@@ -716,6 +761,7 @@ AnyMessage = (
     | WorkerNotice
     | AgentAnswer
     | GetProgress
+    | GetExtents
     | Cancel
     | Settled
     | Fetch

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,12 +35,17 @@ from ostraca_fabric.telemetry.requests import label_of
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import TO_WORKER
 from ostraca_fabric.wire.frames import encode
+from ostraca_fabric.wire.handshake import DIRECT
 from ostraca_fabric.wire.messages import (
+    AnnouncedDrive,
     Cancel,
+    DirectDrives,
+    ExtentsRead,
     Failure,
     Fetch,
     Get,
     GetDone,
+    GetExtents,
     GetProgress,
     Leaving,
     Message,
@@ -64,6 +69,10 @@ own. The number of fetched blocks is limited by the slots of the arena.
 _Item = TypeVar("_Item")
 
 _NONE_UNSETTLED = np.empty(0, np.uint32)
+
+
+if TYPE_CHECKING:
+    from ostraca._direct.direct_reader import DirectReader
 
 
 class Mailbox(Protocol):
@@ -125,6 +134,10 @@ class AgentSession:
         self._mailboxes: dict[int, Mailbox] = {}
         self._inflight: set[int] = set()
         self._has_refused = False
+        self._takes_drives = DIRECT in channel.welcome.features
+        self._drives_version = -1
+        """Version of the drives told to the agent."""
+
         self._silence = SilenceDetector(
             misses_max=settings.silent_misses_max,
             deadline_min_s=settings.silent_deadline_min_s,
@@ -321,6 +334,21 @@ class AgentSession:
         """Send a message without an answer; lost with the connection."""
         self._loop.send([encode(message)])
 
+    def announce_drives(self, direct: DirectReader) -> None:
+        """Tell the agent which drives this worker reads, where this is news. In the driver's thread."""
+        version = direct.version
+        if self._takes_drives and version != self._drives_version:
+            self._drives_version = version
+            self.send(DirectDrives(tuple(AnnouncedDrive(*each) for each in direct.announced())))
+
+    def report_reads(self, report: ExtentsRead, slot_bytes: int) -> None:
+        """Report the end of own reads. The agent may deliver failed blocks into their slots from here on."""
+        with self._arena.changed:
+            slots = self._arena.ledger.slots(report.request)
+            if self._inline is not None and len(slots):
+                self._inline.open(slots[codec.positions(report.failed, len(slots))], slot_bytes)
+        self.send(report)
+
     def leave(self, request: int) -> None:
         """End the caller's interest in a request and its slots."""
         with self._arena.changed:
@@ -367,7 +395,7 @@ class AgentSession:
     def _on_message(self, payload: bytes) -> None:
         message = TO_WORKER.decode(payload)
         match message:
-            case GetProgress():
+            case GetProgress() | GetExtents():
                 self._on_landed(message)
             case Settled(request=request):
                 with self._arena.changed:
@@ -394,8 +422,8 @@ class AgentSession:
                 # The answer to a request without slots; for a get or a put, the answer proves nothing.
                 self._finish(message, None)
 
-    def _on_landed(self, message: GetProgress) -> None:
-        """Take a report of landed blocks: from here on their slots are shut."""
+    def _on_landed(self, message: GetProgress | GetExtents) -> None:
+        """Take a report of landed blocks, or of blocks to read here: from here on their slots are shut."""
         with self._arena.changed:
             slots = self._arena.ledger.slots(message.request)
             if len(slots):

@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca._direct.host_drives import HostDrive, open_host_drives, shown_path
+from ostraca.client_metrics import DirectCounters
 from ostraca.settings import ClientSettings
 from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEnd, IoEngine, IoOperation
 from ostraca_fabric.errors import DriveError, MalformedError
@@ -54,18 +55,6 @@ class ReadState(Enum):
 
 
 Ended = Callable[[Rows, ReadState], None]
-
-
-@dataclass(slots=True)
-class DirectCounters:
-    """Direct reads since the client connected."""
-
-    blocks_read: int = 0
-    blocks_failed: int = 0
-    """Failed blocks, including blocks refused because their drive was suspended."""
-
-    blocks_lost: int = 0
-    bytes_read: int = 0
 
 
 @dataclass(slots=True, eq=False)

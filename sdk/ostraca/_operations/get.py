@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import verified_slices
 from ostraca._memory.device_blocks import COPY_FAILED
 from ostraca._memory.host_blocks import caller_blocks
-from ostraca._memory.views import BlockViews, SlotLoan
+from ostraca._memory.views import BlockViews, SlotHolds, SlotLoan
 from ostraca._operations.job import Runtime, SlotJob
 from ostraca._protocol.operations import (
     BlockOperation,
+    ExtentsEnded,
     GetOperation,
     Verified,
     Verify,
@@ -28,16 +30,31 @@ from ostraca._protocol.operations import (
     verdicts_of,
     window_blocks,
 )
+from ostraca._protocol.own_reads import OwnRead
 from ostraca._protocol.specs import GetSpec
 from ostraca.results import GetResult
-from ostraca_fabric.errors import TransportError
+from ostraca_fabric.errors import MalformedError, TransportError
+from ostraca_fabric.model.extent import whole_pages
 from ostraca_fabric.wire import codec
+from ostraca_fabric.wire.messages import ExtentsRead, GetExtents
+
+if TYPE_CHECKING:
+    from ostraca._direct.direct_reader import ReadState
+
+_OWN_READS = {"READ": OwnRead.READING, "FAILED": OwnRead.FAILED, "LOST": OwnRead.LOST}
+"""State of a block by the name of a ``ReadState``."""
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 
 
 class GetJob(SlotJob[GetSpec, _Result_co]):
     """Base of gets."""
+
+    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
+        """Begin as ``Job.begin``, on a session that knows the drives of this host."""
+        super().begin(session, handle, mailbox, holds)
+        if self._runtime.direct is not None:
+            session.announce_drives(self._runtime.direct)
 
     def __init__(self, runtime: Runtime, spec: GetSpec) -> None:
         super().__init__(runtime, spec)
@@ -85,6 +102,26 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         # Computed while the agent works, and needed when the first block has
         self._seeds_by_first[first] = self._seeds(first, count)
         return count
+
+    def _read(self, operation: BlockOperation, extents: GetExtents) -> None:
+        direct, blocks = self._runtime.direct, operation.blocks
+        positions = codec.positions(extents.positions, blocks)
+        drives = codec.u32(extents.drives, len(positions)).astype(np.intp)
+        offsets = codec.u64(extents.offsets, len(positions)).astype(np.int64)
+        lengths = whole_pages(self.lengths[operation.first : operation.first + blocks][positions])
+        if direct is None:
+            raise MalformedError("GetExtents to a worker that reads no drives")
+        direct.check(drives, offsets, lengths)
+        assert operation.slots is not None
+        request, mailbox = operation.request, self._mailbox
+
+        def ended(rows: NDArray[np.intp], state: ReadState) -> None:
+            mailbox.put((request, ExtentsEnded(positions[rows].tobytes(), _OWN_READS[state.name])))
+
+        direct.read(request, drives, offsets, operation.slots[positions], lengths, ended)
+
+    def _report_reads(self, report: ExtentsRead) -> None:
+        self._session.report_reads(report, self._slot_bytes)
 
     def _verify(self, operation: BlockOperation, wanted: Verify) -> Verified:
         assert operation.slots is not None
@@ -189,7 +226,7 @@ class GetViewsJob(GetJob[BlockViews]):
     def _release(self) -> None:
         """Give the slots back. No access to the slots may follow."""
         for request in self._held_requests:
-            self._session.leave(request)
+            self._leave(request)
         self._held_requests.clear()
 
     def _check(

@@ -23,7 +23,8 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,7 @@ from ostraca._protocol.operations import (
     Effect,
     Event,
     Finish,
+    ReadExtents,
     Send,
     Ticked,
     Verified,
@@ -56,7 +58,10 @@ from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.tables.digests import tag_seeds
 from ostraca_fabric.telemetry.requests import STATES, HitWatches, Tally, tally_text, unhit_sentence
 from ostraca_fabric.wire.codec import Outcomes
-from ostraca_fabric.wire.messages import Cancel, Message
+from ostraca_fabric.wire.messages import Cancel, ExtentsRead, GetExtents, Message
+
+if TYPE_CHECKING:
+    from ostraca._direct.direct_reader import DirectReader
 
 Deliver = Callable[[Any, BaseException | None], None]
 """Takes the result or the error of a job."""
@@ -125,6 +130,9 @@ class Runtime:
     devices: Devices
     """Devices with memory for sources and destinations."""
 
+    direct: DirectReader | None = None
+    """Reader of drives of this host; None without any."""
+
     completions: CompletionQueue = field(default_factory=CompletionQueue)
     meter: Meter = field(default_factory=Meter)
     is_closed: bool = False
@@ -162,7 +170,8 @@ class Runtime:
         """End all parts after the session. No operation may be under way."""
         self.copy_pool.close()
         self.completions.close()
-        self.arena.close(is_used=not self.devices.close())
+        has_read = self.direct is None or self.direct.close()
+        self.arena.close(is_used=not self.devices.close() or not has_read)
 
 
 class Job(Generic[_Spec_co, _Result_co]):
@@ -247,11 +256,10 @@ class Job(Generic[_Spec_co, _Result_co]):
             return
         now_s = time.monotonic()
         try:
-            effects = operation.on(event, now_s)
+            self._do(operation, operation.on(event, now_s))
         except ProtocolError as error:
             self._session.break_off(f"the agent broke the wire's rules: {error}")
-            effects = operation.on(Disconnected(), now_s)
-        self._do(operation, effects)
+            self._do(operation, operation.on(Disconnected(), now_s))
 
     def tick(self) -> None:
         """End the job if the deadline has passed."""
@@ -298,6 +306,17 @@ class Job(Generic[_Spec_co, _Result_co]):
         """Verify landed blocks, and hand over the good blocks."""
         raise NotImplementedError
 
+    def _read(self, operation: BlockOperation, extents: GetExtents) -> None:
+        """Begin to read extents of drives into the operation's slots.
+
+        Raises MalformedError for extents that lie on no drive of this worker.
+        """
+        raise NotImplementedError
+
+    def _report_reads(self, report: ExtentsRead) -> None:
+        """Report the end of own reads to the agent."""
+        raise NotImplementedError
+
     def _why_not_begin(self) -> tuple[int, Reason] | None:
         """Return the outcome of blocks that can't be requested any more, or None."""
         if time.monotonic() >= self.until_s:
@@ -332,8 +351,12 @@ class Job(Generic[_Spec_co, _Result_co]):
             match effect:
                 case Send(message=Cancel()):
                     self._session.cancel(operation.request)
+                case Send(message=ExtentsRead() as message):
+                    self._report_reads(message)
                 case Send(message=message):
                     self._send(operation, message)
+                case ReadExtents(extents=extents):
+                    self._read(operation, extents)
                 case Verify():
                     self._do(operation, operation.on(self._verify(operation, effect), time.monotonic()))
                 case Finish(outcomes=outcomes):
@@ -370,7 +393,16 @@ class Job(Generic[_Spec_co, _Result_co]):
     def _drop(self, request: int) -> None:
         """Stop waiting for a request, and release its slots."""
         del self._requests[request]
-        self._session.leave(request)
+        self._leave(request)
+
+    def _leave(self, request: int) -> None:
+        """End the interest in a request and its slots, at the end of own reads at the earliest."""
+        direct = self._runtime.direct
+        if direct is None:
+            self._session.leave(request)
+        else:
+            self._session.forget(request)
+            direct.when_read(request, partial(self._session.leave, request))
 
 
 class SlotJob(Job[_ChainSpec_co, _Result_co]):

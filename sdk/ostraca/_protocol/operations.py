@@ -24,6 +24,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca._protocol.own_reads import OwnRead, OwnReads
 from ostraca_fabric.errors import (
     LayoutMismatchError,
     MalformedError,
@@ -43,6 +44,7 @@ from ostraca_fabric.wire.messages import (
     Failure,
     Get,
     GetDone,
+    GetExtents,
     GetProgress,
     Lookup,
     LookupDone,
@@ -98,6 +100,18 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
+class ExtentsEnded:
+    """End of some reads of ``ReadExtents``.
+
+    ``positions`` is a u32 column. ``state``: READING for blocks that are read and not verified, else FAILED
+    or LOST.
+    """
+
+    positions: bytes
+    state: OwnRead
+
+
+@dataclass(frozen=True, slots=True)
 class Ticked:
     """Passage of time, without any other event."""
 
@@ -116,6 +130,7 @@ Answer = (
     VolumeOpened
     | LookupDone
     | GetProgress
+    | GetExtents
     | GetDone
     | PutDone
     | PrefetchDone
@@ -123,7 +138,7 @@ Answer = (
     | Explained
     | Failure
 )
-Event = Answer | Verified | Ticked | Disconnected | Cancelled
+Event = Answer | Verified | ExtentsEnded | Ticked | Disconnected | Cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,13 +160,23 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadExtents:
+    """Read these extents into their slots; ``ExtentsEnded`` follows for every position.
+
+    Columns as in ``GetExtents``, with known positions.
+    """
+
+    extents: GetExtents
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """End the operation for its caller, with a state and a reason per block."""
 
     outcomes: Outcomes
 
 
-Effect = Send | Verify | Finish
+Effect = Send | Verify | ReadExtents | Finish
 
 
 NOT_STARTED_CODES = frozenset({"unknown_volume", "layout_mismatch", "usage", "overloaded", "malformed"})
@@ -270,6 +295,8 @@ class GetOperation(BlockOperation):
         self._good = np.zeros(self.blocks, np.bool_)
         self._damaged = np.zeros(self.blocks, np.bool_)
         self._answer: Outcomes | None = None
+        self._own: OwnReads | None = None
+        """Blocks that this worker reads itself."""
 
     def _on_answer(self, event: Event, now_s: float) -> list[Effect]:
         match event:
@@ -278,9 +305,12 @@ class GetOperation(BlockOperation):
             case Verified():
                 found = codec.positions(event.positions, self.blocks)
                 verdicts = codec.u8(event.verdicts, len(found))
-                self._good[found[verdicts == _GOOD]] = True
-                self._damaged[found[verdicts == _DAMAGED]] = True
-                return [] if self._answer is None else [self._conclude(self._answer)]
+                effects = self._on_verified(found, verdicts)
+                return effects if self._answer is None else [*effects, self._conclude(self._answer)]
+            case GetExtents():
+                return self._on_extents(event, now_s)
+            case ExtentsEnded():
+                return self._on_read(event)
             case GetDone():
                 # Check the whole message before any part counts.
                 answer = self._outcomes(event)
@@ -294,10 +324,44 @@ class GetOperation(BlockOperation):
         found = codec.positions(positions, self.blocks)
         tags = codec.rows16(tag_column, len(found))
         is_new = ~self._landed[found]
+        if self._own is not None:
+            is_new &= ~self._own.is_mine(found)
+            found, tags, is_new = found[is_new], tags[is_new], is_new[is_new]
         self._landed[found] = True
         if now_s >= self._until_s or not is_new.any():
             return []
         return [Verify(found[is_new].tobytes(), tags[is_new].tobytes())]
+
+    def _on_extents(self, extents: GetExtents, now_s: float) -> list[Effect]:
+        if self._own is not None:
+            raise MalformedError("a second GetExtents for a request")
+        self._own = OwnReads(extents, self._landed)
+        return [] if now_s >= self._until_s else [ReadExtents(extents)]
+
+    def _on_read(self, ended: ExtentsEnded) -> list[Effect]:
+        assert self._own is not None, "reads follow GetExtents"
+        positions = codec.positions(ended.positions, self.blocks)
+        if ended.state is OwnRead.READING:
+            return [Verify(ended.positions, self._own.tags(positions).tobytes())]
+        self._own.end(positions, ended.state)
+        return self._report_reads()
+
+    def _on_verified(self, positions: NDArray[np.uint32], verdicts: NDArray[np.uint8]) -> list[Effect]:
+        """Take verdicts. Blocks read here and not good are left to the agent."""
+        is_good, is_damaged = verdicts == _GOOD, verdicts == _DAMAGED
+        if self._own is not None:
+            is_mine = self._own.is_mine(positions)
+            self._own.end(positions[is_mine & is_good], OwnRead.VERIFIED)
+            self._own.end(positions[is_mine & ~is_good], OwnRead.FAILED)
+            is_damaged &= ~is_mine
+        self._good[positions[is_good]] = True
+        self._damaged[positions[is_damaged]] = True
+        return self._report_reads()
+
+    def _report_reads(self) -> list[Effect]:
+        """Report the end of all own reads to the agent, once."""
+        report = None if self._own is None else self._own.report(self.request)
+        return [] if report is None else [Send(report)]
 
     def _conclude(self, answer: Outcomes) -> Finish:
         """Merge the agent's answer with the results of the verification."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ostraca.client_metrics import ClientMetrics
+from ostraca.client_metrics import ClientMetrics, DirectCounters
 from ostraca_fabric.model.inventory import DriveReport, DriveWear
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.telemetry.conditions import Condition
@@ -70,6 +70,7 @@ STATUS = AgentStatus(
         prefetched=PREFETCHED,
         estimates=ESTIMATES,
         get_hits_from_staging=2,
+        get_hits_direct=5,
     ),
     shards=(
         ShardStatus(
@@ -178,4 +179,5 @@ CLIENT = ClientMetrics(
     declared_saved_s=2.875,
     arena_bytes=256 << 20,
     quarantined_bytes=0,
+    direct=DirectCounters(blocks_read=7, blocks_failed=1),
 )

@@ -19,7 +19,8 @@ from tests.sdk.direct.drive_files import DRIVE_BYTES, FABRIC, MIB, create_drive
 from tests.support.simulated.stuck_memory import StuckMemory
 
 import ostraca
-from ostraca._direct.direct_reader import DirectCounters, DirectReader, ReadState, Rows
+from ostraca._direct.direct_reader import DirectReader, ReadState, Rows
+from ostraca.client_metrics import DirectCounters
 from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEngine
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.model.extent import PAGE_BYTES

@@ -61,7 +61,17 @@ from ostraca_fabric.tables.digests import TagCheck, tag_seeds, tags_of
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.handshake import Access
-from ostraca_fabric.wire.messages import Get, GetDone, GetProgress, OpenVolume, Put, PutDone, Settled
+from ostraca_fabric.wire.messages import (
+    ExtentsRead,
+    Get,
+    GetDone,
+    GetExtents,
+    GetProgress,
+    OpenVolume,
+    Put,
+    PutDone,
+    Settled,
+)
 
 _End = TypeVar("_End")
 
@@ -236,15 +246,21 @@ class MemoryWorker:
 
     arena: MemoryArena
     tenant: TenantId = TENANT
-    said: list[GetProgress | Settled] = field(default_factory=list)
+    said: list[GetProgress | GetExtents | Settled] = field(default_factory=list)
+    direct_drives: dict[DriveId, int] = field(default_factory=dict)
+    reports: dict[int, asyncio.Future[ExtentsRead]] = field(default_factory=dict)
     _stops: dict[int, asyncio.Future[None]] = field(default_factory=dict)
+
+    def extents_read(self, request: int) -> asyncio.Future[ExtentsRead]:
+        self.reports[request] = asyncio.get_running_loop().create_future()
+        return self.reports[request]
 
     def stopped(self, request: int) -> asyncio.Future[None]:
         if request not in self._stops:
             self._stops[request] = asyncio.get_running_loop().create_future()
         return self._stops[request]
 
-    def send(self, message: GetProgress | Settled) -> None:
+    def send(self, message: GetProgress | GetExtents | Settled) -> None:
         self.said.append(message)
 
     def send_here(self, message: GetProgress) -> bool:

@@ -40,7 +40,7 @@ from ostraca_fabric.wire.messages import ShardRelease
 PartsByOwner = dict[AgentId, list["ShardPart"]]
 
 
-_NO_POSITIONS = np.empty(0, np.intp)
+NO_POSITIONS = np.empty(0, np.intp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class Routes:
                 unowned.append(positions)
             else:
                 parts.setdefault(owner, []).append(ShardPart(shard, positions, age, epoch))
-        return np.concatenate(unowned) if unowned else _NO_POSITIONS
+        return np.concatenate(unowned) if unowned else NO_POSITIONS
 
     def _add_previous_owners(self, parts: PartsByOwner, age: int) -> None:
         """Also ask the previous owner of each shard that changed hands lately."""

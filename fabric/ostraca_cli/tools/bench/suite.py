@@ -156,9 +156,17 @@ def run(cases: Cases, pace: Pacing, on_progress: Callable[[str, float], None]) -
         yield measure(case, pace, lambda part, name=name: on_progress(name, part))  # type: ignore[misc]  # a default argument
 
 
-def workload(plan: BenchPlan, address: str, *, batches: int = 2) -> Workload:
-    """Connect a worker with an arena for so many *batches*."""
-    return Workload(address, blocks=plan.blocks, block_bytes=plan.block_bytes, batches=batches)
+def workload(
+    plan: BenchPlan, address: str, *, batches: int = 2, direct_drives: Sequence[str] = ()
+) -> Workload:
+    """Connect a worker with an arena for so many *batches*, which reads *direct_drives* itself."""
+    return Workload(
+        address,
+        blocks=plan.blocks,
+        block_bytes=plan.block_bytes,
+        batches=batches,
+        direct_drives=direct_drives,
+    )
 
 
 def start_raw_pair(plan: BenchPlan, work: Workload) -> RawPair:
@@ -181,18 +189,23 @@ def own_workload(
     capacity_bytes: int | None = None,
     batches: int = 2,
     options: Sequence[str] = (),
+    is_direct: bool = False,
 ) -> Iterator[Workload]:
     """Run a fabric in *directory*, with these *options* as well, and connect a worker meanwhile.
 
-    The worker's arena has space for so many *batches*.
+    The worker's arena has space for so many *batches*. With *is_direct*, the worker reads drives itself.
     """
     chosen = ["--capacity", str(capacity_bytes or plan.capacity_bytes), "--dram", str(dram_bytes), *options]
     if transport:
         chosen += ["--transport", transport]
+    if is_direct:
+        chosen += ["--direct-reads", "default"]
+    drives = (f"{directory}/enclosure-*/drive-*.img",) if is_direct else ()
     with (
         running_fabric(directory, *chosen) as fabric,
-        contextlib.closing(workload(plan, fabric.address, batches=batches)) as work,
+        contextlib.closing(workload(plan, fabric.address, batches=batches, direct_drives=drives)) as work,
     ):
+        work.agent_pid = fabric.pid
         yield work
 
 

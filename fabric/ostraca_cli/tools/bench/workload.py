@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -44,8 +44,15 @@ class Workload:
         transport: str | None = None,
         credentials: str | None = None,
         batches: int = 2,
+        direct_drives: Sequence[str] = (),
     ) -> None:
-        """Connect, with an arena for *batches* batches: a get's and a put's at least."""
+        """Connect, with an arena for *batches* batches: a get's and a put's at least.
+
+        The worker reads *direct_drives* itself, where the fabric allows it.
+        """
+        self.agent_pid = 0
+        """Process of the agent, if known."""
+
         self.blocks = blocks
         self.batch_bytes = blocks * block_bytes
         chunk_bytes = max(32 * MIB, block_bytes)
@@ -54,6 +61,7 @@ class Workload:
             chunk_bytes=chunk_bytes,
             prefault=True,
             transports=(transport,) if transport else ClientSettings().transports,
+            direct_drives=tuple(direct_drives),
         )
         self.block_bytes = block_bytes
         self._memory = HugeMemory(self.batch_bytes, prefault=True)
