@@ -205,6 +205,16 @@ class DirectReader:
         if refused:
             _call(ended, np.concatenate(refused), ReadState.FAILED)
 
+    def suspend(self, number: int, cause: str) -> None:
+        """Read a drive not directly for a while, because its bytes are wrong; *cause* is for the log."""
+        with self._changed:
+            drive = self._drives[number]
+            is_news = self._suspend(drive)
+            self._wakes_s = -math.inf
+            self._wake()
+        if is_news:
+            self._tell_suspended(drive, cause)
+
     def when_read(self, request: int, act: Callable[[], None]) -> None:
         """Call *act* once no read of *request* is under way, lost reads included.
 

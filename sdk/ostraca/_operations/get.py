@@ -22,6 +22,7 @@ from ostraca._memory.views import BlockViews, SlotHolds, SlotLoan
 from ostraca._operations.job import Runtime, SlotJob
 from ostraca._protocol.operations import (
     BlockOperation,
+    BlockVerdict,
     ExtentsEnded,
     GetOperation,
     Verified,
@@ -41,6 +42,8 @@ from ostraca_fabric.wire.messages import ExtentsRead, GetExtents
 if TYPE_CHECKING:
     from ostraca._direct.direct_reader import ReadState
 
+_DAMAGED = int(BlockVerdict.DAMAGED)
+
 _OWN_READS = {"READ": OwnRead.READING, "FAILED": OwnRead.FAILED, "LOST": OwnRead.LOST}
 """State of a block by the name of a ``ReadState``."""
 
@@ -59,6 +62,8 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
     def __init__(self, runtime: Runtime, spec: GetSpec) -> None:
         super().__init__(runtime, spec)
         self._seeds_by_first: dict[int, NDArray[np.uint64]] = {}
+        self._extents: dict[int, GetExtents] = {}
+        """Extents that this worker reads itself, by request."""
 
     def _check(
         self,
@@ -114,6 +119,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         direct.check(drives, offsets, lengths)
         assert operation.slots is not None
         request, mailbox = operation.request, self._mailbox
+        self._extents[request] = extents
 
         def ended(rows: NDArray[np.intp], state: ReadState) -> None:
             mailbox.put((request, ExtentsEnded(positions[rows].tobytes(), _OWN_READS[state.name])))
@@ -122,6 +128,15 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
 
     def _report_reads(self, report: ExtentsRead) -> None:
         self._session.report_reads(report, self._slot_bytes)
+
+    def _distrust(self, operation: BlockOperation, damaged: NDArray[np.uint32]) -> None:
+        """Suspend drives with damaged blocks: an old copy of a drive would cost each get two reads."""
+        extents, direct = self._extents.get(operation.request), self._runtime.direct
+        if extents is None or direct is None:
+            return
+        is_damaged = np.isin(codec.positions(extents.positions, operation.blocks), damaged)
+        for number in np.unique(np.frombuffer(extents.drives, codec.U32)[is_damaged]).tolist():
+            direct.suspend(number, "blocks there do not match their tags")
 
     def _verify(self, operation: BlockOperation, wanted: Verify) -> Verified:
         assert operation.slots is not None
@@ -132,6 +147,9 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
             self._seeds_by_first[operation.first][positions],
             codec.rows16(wanted.tags, len(positions)),
         )
+        is_damaged = verdicts == _DAMAGED
+        if is_damaged.any():
+            self._distrust(operation, positions[is_damaged])
         return Verified(wanted.positions, verdicts.tobytes())
 
 

@@ -219,6 +219,25 @@ def test_reads_of_a_silent_drive_are_lost_and_their_memory_is_in_use_until_the_r
     assert "is not read directly for 0.05 s: 3 reads without an end for 0.05 s" in line
 
 
+def test_a_drive_with_wrong_bytes_is_suspended_for_a_while(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    create_drive(tmp_path / "drive.img")
+    with reader_of(tmp_path, arena(), direct_retry_s=0.05) as reader:
+        read_pages(reader, Receiver(reader), 1)
+        wait_read(reader)
+        for _ in range(2):
+            reader.suspend(0, "its bytes are wrong")
+        assert (reader.version, reader.announced()) == (1, ((FABRIC, ""),))
+        until(lambda: reader.version == 2)
+        assert reader.announced() == ((FABRIC, "shelf/drive"),)
+        receiver = Receiver(reader)
+        read_pages(reader, receiver, 1)
+        assert receiver.wait(1) == [ReadState.READ]
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "is not read directly for 0.05 s: its bytes are wrong" in line
+
+
 def test_a_drive_is_silent_only_after_its_last_end(tmp_path: Path) -> None:
     create_drive(tmp_path / "drive.img")
     silent_s = 2.0
