@@ -102,9 +102,9 @@ terabyte takes about as long; blocks not read by then are misses for a moment.""
 _FINAL_CHECK_S = 0.5
 """Time limit of the last check of file drives: an answer takes microseconds, or forever."""
 
-_FILES_AT_ONCE = 16
-"""File drives checked in a turn: each check takes a thread for microseconds, so the rest of a thousand drives
-waits for later turns."""
+_FILES_AT_ONCE = 4
+"""File drives checked in a turn. Each check starts a thread, which costs half a millisecond, so most of a
+thousand drives wait for later turns."""
 
 _TURN_GAP_S = 0.02
 """Least time between turns. When agents start together, each claim is a new map, and one turn handles

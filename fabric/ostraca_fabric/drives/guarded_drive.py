@@ -142,7 +142,9 @@ class GuardedDrive:
     def why(self) -> str:
         """Defect of the drive, as the predicate of a sentence; empty for a healthy drive."""
         why = self.health.why
-        return f"{why}; it {self.displacement}" if why and self.displacement else why or self.displacement
+        if not self.displacement:
+            return why
+        return f"{why}; it {self.displacement}" if why else self.displacement
 
     def note_damage(self, offset: int) -> None:
         """Count a damaged block at *offset*, found by its shard owner."""

@@ -6,7 +6,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,9 @@ _RESERVATIONS_BITS, _PINS_BITS = 17, 40
 _ENDED_SHARE_MAX = 2
 _ENDED_MAX = 1024
 """End times of released pins are dropped when this many more exist than pins."""
+
+_COUNTERS = tuple(counter.name for counter in fields(ShardCounters))
+"""Names of the counters: every agent copies all counters of its shards each second."""
 
 
 class Pins:
@@ -507,7 +510,7 @@ class ShardCore:
             if segment.entries_used and segment.state not in (SegmentState.FREE, SegmentState.DRAINING):
                 pools[segment.pool] += segment.bytes_used
         return ShardCounts(
-            **asdict(self.counters),
+            **{name: getattr(self.counters, name) for name in _COUNTERS},
             blocks=len(self.index),
             blocks_max=self.index.blocks_max,
             block_bytes=self.index.block_bytes,
