@@ -10,8 +10,10 @@ import random
 import signal
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -43,6 +45,8 @@ class Seen:
     hits: int = 0
     outcomes: set[str] = field(default_factory=set)
     worst_late_s: float = 0.0
+    direct: int = 0
+    """Blocks that the worker read from drives itself meanwhile."""
 
     def add(self, other: Seen) -> None:
         self.operations += other.operations
@@ -52,12 +56,18 @@ class Seen:
         self.worst_late_s = max(self.worst_late_s, other.worst_late_s)
 
 
+DIRECT = "direct"
+"""Instead of a transport: the worker reads drives itself, and what the agent delivers crosses inline."""
+
+
 class WorkerHost:
     """The process, as a test sees it. Use it as a context manager."""
 
     def __init__(
         self, address: str | list[str], transport: str, quarantine_bytes_max: int = 128 * MIB
     ) -> None:
+        self._is_direct = transport == DIRECT
+        self._gets = False
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
         self._begun = spawn.Value("Q", 0)
@@ -82,6 +92,7 @@ class WorkerHost:
 
     def go(self, operation: str, deadline_s: float = DEADLINE_S) -> None:
         """Do one after the other from now on; returns when some have ended and another is under way."""
+        self._gets = operation == "get"
         self._pipe.send(("go", operation, deadline_s))
         self.goes_on(3)
 
@@ -95,7 +106,9 @@ class WorkerHost:
 
     def halt(self) -> Seen:
         """End what ``go`` began, after the operation under way."""
-        return self._ask("halt")
+        seen = self._ask("halt")
+        assert bool(seen.direct) == (self._is_direct and self._gets), seen
+        return seen
 
     @property
     def quarantined_bytes(self) -> int:
@@ -103,12 +116,16 @@ class WorkerHost:
         return seen
 
     def recovers(self) -> Seen:
-        """Wait until gets hit again and nothing is in quarantine; return what the last get saw."""
+        """Wait until gets hit again and nothing is in quarantine; return what the last get saw.
+
+        A worker with drives has read all blocks of that get itself.
+        """
         until_s = time.monotonic() + 20
         while True:
             seen = self.once("get")
             assert seen.wrong == 0
-            if seen.hits == BATCH and not self.quarantined_bytes:
+            is_read = seen.direct == BATCH * self._is_direct
+            if seen.hits == BATCH and is_read and not self.quarantined_bytes:
                 return seen
             assert time.monotonic() < until_s, (seen, self.quarantined_bytes)
 
@@ -175,17 +192,31 @@ class _Worker:
         return Seen(1, sum(wrong), sum(is_hit), outcomes, late_s)
 
 
+def drives_beside(address: str | Sequence[str]) -> str:
+    """Return the pattern of the drives of ``ostraca up``, by the address of an agent."""
+    first = address if isinstance(address, str) else address[0]
+    return str(Path(first.removeprefix("unix://")).parent / "enclosure-*" / "drive-*.img")
+
+
+def blocks_read(client: ostraca.Client) -> int:
+    """Return how many blocks a client has read from drives itself."""
+    direct = client.metrics().direct
+    return 0 if direct is None else direct.blocks_read
+
+
 def _work(address: str, transport: str, quarantine_bytes_max: int, begun: Any, pipe: Connection) -> None:
     settings = ClientSettings(
         arena_bytes=32 * MIB,
         chunk_bytes=4 * MIB,
-        transports=tuple(transport.split(",")),
+        transports=("inline",) if transport == DIRECT else tuple(transport.split(",")),
         quarantine_bytes_max=quarantine_bytes_max,
+        direct_drives=(drives_beside(address),) if transport == DIRECT else (),
     )
     client = ostraca.connect(address, settings=settings)
     worker = _Worker(client, begun)
     put_all(worker.volume, STORED)
     pipe.send(client.transport)
+    begun_at = 0
     going: list[threading.Thread] = []
     seen, is_halted = Seen(), threading.Event()
 
@@ -196,19 +227,20 @@ def _work(address: str, transport: str, quarantine_bytes_max: int, begun: Any, p
     while (request := pipe.recv())[0] != "stop":
         match request:
             case "go", operation, deadline_s:
-                seen = Seen()
+                seen, begun_at = Seen(), blocks_read(client)
                 is_halted.clear()
                 # Two, so that one is in mid transfer while the other looks at what it got.
                 going = [threading.Thread(target=go_on, args=(operation, deadline_s)) for _ in range(2)]
                 for thread in going:
                     thread.start()
             case "once", operation, deadline_s:
-                pipe.send(worker.do(operation, deadline_s))
+                before = blocks_read(client)
+                pipe.send(replace(worker.do(operation, deadline_s), direct=blocks_read(client) - before))
             case ("halt",):
                 is_halted.set()
                 for thread in going:
                     thread.join()
-                pipe.send(seen)
+                pipe.send(replace(seen, direct=blocks_read(client) - begun_at))
             case ("quarantined",):
                 pipe.send(client.quarantined_bytes)
     client.close()

@@ -31,7 +31,9 @@ LATE_S = 0.1
 SHAPE = ("--drives", "2", "--capacity", "520MiB")
 
 
-TRANSPORTS = ("inline", "nixl")
+TRANSPORTS = ("inline", "nixl", "direct")
+"""How blocks come to workers: *direct* workers read flash themselves, and the rest crosses inline."""
+
 MEMORIES = ("flash", "DRAM")
 """Where the agent has blocks: it loads them into staging, or finds them in its cache."""
 
@@ -42,7 +44,8 @@ EVERY_CELL = "OSTRACA_EVERY_CELL" in os.environ
 
 
 def cells(*columns: Sequence[str], short: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    return list(itertools.product(*columns)) if EVERY_CELL else list(short)
+    every = [cell for cell in itertools.product(*columns) if not {"direct", "DRAM"} <= {*cell}]
+    return every if EVERY_CELL else list(short)
 
 
 with_memory = pytest.mark.parametrize(
@@ -51,11 +54,17 @@ with_memory = pytest.mark.parametrize(
         TRANSPORTS,
         MEMORIES,
         OPERATIONS,
-        short=[("inline", "DRAM", "get"), ("inline", "flash", "put"), ("nixl", "flash", "get")],
+        short=[
+            ("inline", "DRAM", "get"),
+            ("inline", "flash", "put"),
+            ("nixl", "flash", "get"),
+            ("direct", "flash", "get"),
+        ],
     ),
 )
 without_memory = pytest.mark.parametrize(
-    ("transport", "operation"), cells(TRANSPORTS, OPERATIONS, short=[("inline", "put"), ("nixl", "get")])
+    ("transport", "operation"),
+    cells(TRANSPORTS, OPERATIONS, short=[("inline", "put"), ("nixl", "get"), ("direct", "get")]),
 )
 over_either = pytest.mark.parametrize("transport", TRANSPORTS)
 
@@ -70,7 +79,8 @@ def _needs_nixl(request: pytest.FixtureRequest) -> None:
 @contextmanager
 def agent_of(directory: Path, transport: str, memory: str = "flash") -> Iterator[FabricProcess]:
     dram = "64MiB" if memory == "DRAM" else "0"
-    with FabricProcess(directory / "fabric", *SHAPE, "--dram", dram, "--transport", transport) as agent:
+    ways = ("inline", "--direct-reads", "default") if transport == "direct" else (transport,)
+    with FabricProcess(directory / "fabric", *SHAPE, "--dram", dram, "--transport", *ways) as agent:
         yield agent
         assert agent.process is not None
         assert agent.process.poll() is None, "the agent goes on whatever befalls its workers"
