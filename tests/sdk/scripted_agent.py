@@ -29,6 +29,8 @@ from ostraca_fabric.wire.handshake import LEAVING, Access, AgentHandshake
 from ostraca_fabric.wire.messages import (
     Cancel,
     ConnectionLimits,
+    DirectDrives,
+    ExtentsRead,
     Failure,
     Fetch,
     Get,
@@ -154,6 +156,7 @@ class ScriptedAgent:
         *,
         name: str = "agent-1",
         limits: ConnectionLimits = LIMITS,
+        features: tuple[str, ...] = (LEAVING,),
         blocks: dict[BlockId, tuple[bytes, bytes]] | None = None,
     ) -> None:
         self.address = f"unix://{path}"
@@ -169,7 +172,7 @@ class ScriptedAgent:
             StartId(os.urandom(16)),
             Access(own_uid=os.getuid()),
             limits=limits,
-            features=(LEAVING,),
+            features=features,
             transports=("inline",),
         )
         self._open: list[socket.socket] = []
@@ -291,7 +294,7 @@ class ScriptedAgent:
                 connection.send(PutDone(message.request, bytes(outcomes), bytes(len(ids))))
             case Ping(request):
                 connection.send(Pong(request))
-            case Cancel():
+            case Cancel() | DirectDrives() | ExtentsRead():
                 pass
             case _:
                 connection.send(Failure(0, "usage", f"{type(message).__name__} is not in the script"))

@@ -12,6 +12,7 @@ from typing import Self
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 _USERFAULTFD = {"x86_64": 323, "aarch64": 282}
 _API = 0xC018AA3F
@@ -24,14 +25,18 @@ _VERSION = 0xAA
 class StuckMemory:
     """Pages without contents until ``release``: a thread that touches them sleeps in userfaultfd(2)."""
 
-    def __init__(self, size_bytes: int) -> None:
-        """Map the memory. Skips the test where the kernel refuses userfaultfd."""
+    def __init__(self, size_bytes: int, *, within: NDArray[np.uint8] | None = None) -> None:
+        """Map the memory, or take whole pages *within* other memory, and drop their contents.
+
+        Skips the test where the kernel refuses userfaultfd.
+        """
         number = _USERFAULTFD.get(platform.machine(), -1)
         self._descriptor = ctypes.CDLL(None, use_errno=True).syscall(number, os.O_CLOEXEC)
         if self._descriptor < 0:
             pytest.skip(f"userfaultfd: {os.strerror(ctypes.get_errno())}")
-        self._memory = mmap.mmap(-1, size_bytes)
-        self.array = np.frombuffer(self._memory, np.uint8)
+        self.array = np.frombuffer(mmap.mmap(-1, size_bytes), np.uint8) if within is None else within
+        address = ctypes.c_void_p(self.array.ctypes.data)
+        assert not ctypes.CDLL(None).madvise(address, ctypes.c_size_t(size_bytes), mmap.MADV_DONTNEED)
         fcntl.ioctl(self._descriptor, _API, struct.pack("QQQ", _VERSION, 0, 0))
         fcntl.ioctl(
             self._descriptor,
