@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.scenarios.soak.traffic import BLOCK_BYTES, LAYOUT, Tally, Traffic
 from tests.support.fabric.fabric_host import MIB, FabricThread
+from tests.support.fabric.worker_host import drives_beside
 from tests.support.simulated.wrong_way import Harm, WrongWayTransport
 
 from ostraca.settings import ClientSettings
@@ -25,6 +26,7 @@ SEEDS = range(1, 20) if "OSTRACA_EVERY_CELL" in os.environ else (1,)
 MIXTURE: list[Harm] = [harm for harm in Harm if harm is not Harm.STUCK]
 """What is stuck holds its memory, and with enough of it nothing moves any more, right or wrong."""
 
+DIRECT_TENANT = "default"
 WORKERS = 3
 STEPS = 30
 BLOCKS = 48
@@ -35,7 +37,13 @@ TIGHT = ClientSettings(arena_bytes=4 * MIB, chunk_bytes=2 * MIB, quarantine_byte
 
 @contextmanager
 def wronged(
-    directory: Path, harms: list[Harm], *, seed: int, share: float, transport: str = "inline"
+    directory: Path,
+    harms: list[Harm],
+    *,
+    seed: int,
+    share: float,
+    transport: str = "inline",
+    direct_reads_tenant: str = "",
 ) -> Iterator[tuple[FabricThread, WrongWayTransport]]:
     made: list[WrongWayTransport] = []
 
@@ -44,6 +52,7 @@ def wronged(
         return made[-1]
 
     plan = replace(small_plan(directory / "fabric"), dram_bytes=2 * MIB, transports=(transport,))
+    plan = replace(plan, direct_reads_tenant=direct_reads_tenant)
     with FabricThread(plan, wrap=wrap) as host:
         try:
             yield host, made[0]
@@ -51,13 +60,16 @@ def wronged(
             host.call_soon(made[0].relent)
 
 
-def mix(host: FabricThread, *, seed: int, transport: str = "inline") -> Tally:
-    """Let workers of two tenants put and get for a while; return what became of it."""
+def mix(host: FabricThread, *, seed: int, transport: str = "inline", drives: tuple[str, ...] = ()) -> Tally:
+    """Let workers of two tenants put and get for a while; return what became of it.
+
+    With *drives*, workers of one tenant read those themselves.
+    """
     whole = Tally()
-    settings = replace(TIGHT, transports=(transport,))
+    settings = replace(TIGHT, transports=(transport,), direct_drives=drives)
 
     def work(number: int) -> Tally:
-        with host.connect(settings, tenant=f"tenant-{number % 2}") as client:
+        with host.connect(settings, tenant=DIRECT_TENANT if drives else f"tenant-{number % 2}") as client:
             volumes = [
                 client.volume(name, LAYOUT, block_bytes=BLOCK_BYTES, create=True) for name in ("a", "b")
             ]
@@ -102,6 +114,18 @@ def test_nor_over_nixl(tmp_path: Path) -> None:
         assert tally.wrong == []
         assert tally.verified > 0
         assert way.landed_late > 0
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nor_beside_blocks_that_workers_read_themselves(tmp_path: Path, seed: int) -> None:
+    """Waves into slots that direct reads use before and after: of blocks from the cache, and of puts."""
+    with wronged(tmp_path, MIXTURE, seed=seed, share=0.3, direct_reads_tenant=DIRECT_TENANT) as (host, way):
+        tally = mix(host, seed=seed, drives=(drives_beside(host.addresses),))
+        assert tally.wrong == []
+        assert tally.verified > 0
+        assert len(way.counts) > 1, "the dice were thrown"
+        (status,) = host.status()
+        assert status.counters.get_hits_direct > 0
 
 
 def test_once_transfers_go_right_again_so_does_everything(tmp_path: Path) -> None:
