@@ -87,7 +87,7 @@ def connect(
     name = TenantId(checked_name("tenant", tenant))
 
     def build_client() -> Client:
-        arena = Arena(chosen)
+        arena, direct = Arena(chosen), None
         try:
             client_id = secrets.token_bytes(CLIENT_BYTES)
             worker = worker_name(client_id)
@@ -101,6 +101,8 @@ def connect(
                 f"client {worker} of tenant {name}",
             )
         except BaseException:
+            if direct is not None:
+                direct.close()
             arena.close()
             raise
         try:

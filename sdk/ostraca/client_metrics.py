@@ -22,7 +22,7 @@ class DirectCounters:
 
     blocks_read: int = 0
     blocks_failed: int = 0
-    """Failed blocks, including blocks refused because their drive was suspended."""
+    """Blocks left to the agent: failed reads, damaged blocks, and blocks of suspended drives."""
 
     blocks_lost: int = 0
     bytes_read: int = 0

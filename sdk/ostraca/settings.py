@@ -59,8 +59,8 @@ class ClientSettings:
     """
 
     direct_silent_s: float = 2.0
-    """Time without any end of a read after which a drive counts as silent. The agent then reads its blocks.
-    Memory under reads of a silent drive stays in use until the reads have ended.
+    """Time without any end of a read after which a drive counts as silent. Its blocks under way are misses
+    then, and the agent reads later ones. Memory under reads of a silent drive stays in use until their end.
     """
 
     direct_retry_s: float = 30.0

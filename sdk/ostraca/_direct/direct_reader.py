@@ -205,15 +205,17 @@ class DirectReader:
         if refused:
             _call(ended, np.concatenate(refused), ReadState.FAILED)
 
-    def suspend(self, number: int, cause: str) -> None:
-        """Read a drive not directly for a while, because its bytes are wrong; *cause* is for the log."""
+    def suspend(self, number: int, damaged: int) -> None:
+        """Do not read a drive directly for a while, because so many blocks read there were *damaged*."""
         with self._changed:
             drive = self._drives[number]
+            self.counters.blocks_read -= damaged
+            self.counters.blocks_failed += damaged
             is_news = self._suspend(drive)
             self._wakes_s = -math.inf
             self._wake()
         if is_news:
-            self._tell_suspended(drive, cause)
+            self._tell_suspended(drive, "blocks there do not match their tags")
 
     def when_read(self, request: int, act: Callable[[], None]) -> None:
         """Call *act* once no read of *request* is under way, lost reads included.

@@ -135,8 +135,9 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         if extents is None or direct is None:
             return
         is_damaged = np.isin(codec.positions(extents.positions, operation.blocks), damaged)
-        for number in np.unique(np.frombuffer(extents.drives, codec.U32)[is_damaged]).tolist():
-            direct.suspend(number, "blocks there do not match their tags")
+        numbers, blocks = np.unique(np.frombuffer(extents.drives, codec.U32)[is_damaged], return_counts=True)
+        for number, count in zip(numbers.tolist(), blocks.tolist(), strict=True):
+            direct.suspend(number, count)
 
     def _verify(self, operation: BlockOperation, wanted: Verify) -> Verified:
         assert operation.slots is not None

@@ -226,8 +226,9 @@ def test_a_drive_with_wrong_bytes_is_suspended_for_a_while(
     with reader_of(tmp_path, arena(), direct_retry_s=0.05) as reader:
         read_pages(reader, Receiver(reader), 1)
         wait_read(reader)
-        for _ in range(2):
-            reader.suspend(0, "its bytes are wrong")
+        reader.suspend(0, damaged=1)
+        reader.suspend(0, damaged=0)
+        assert (reader.counters.blocks_read, reader.counters.blocks_failed) == (0, 1)
         assert (reader.version, reader.announced()) == (1, ((FABRIC, ""),))
         until(lambda: reader.version == 2)
         assert reader.announced() == ((FABRIC, "shelf/drive"),)
@@ -235,7 +236,7 @@ def test_a_drive_with_wrong_bytes_is_suspended_for_a_while(
         read_pages(reader, receiver, 1)
         assert receiver.wait(1) == [ReadState.READ]
     [line] = [record.getMessage() for record in caplog.records]
-    assert "is not read directly for 0.05 s: its bytes are wrong" in line
+    assert "is not read directly for 0.05 s: blocks there do not match their tags" in line
 
 
 def test_a_drive_is_silent_only_after_its_last_end(tmp_path: Path) -> None:

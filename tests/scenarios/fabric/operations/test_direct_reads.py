@@ -236,7 +236,11 @@ def test_what_lies_elsewhere_on_a_stale_copy_of_a_drive_comes_from_the_agent(
     with direct_client(host, tmp_path / "copies" / "*.img") as client:
         put(client, 1)
         assert set(get(client, 1).states) == {HIT}
-        assert blocks_read(client) == BLOCKS, "read, and refused by their tags"
+        direct = client.metrics().direct
+        assert direct is not None
+        assert (direct.blocks_read, direct.blocks_failed) == (0, BLOCKS), "refused by their tags"
+        assert set(get(client, 1).states) == {HIT}
+        assert client.metrics().direct == direct, "the copy is read no more for a while"
         assert hits_direct(host) == 0
 
 
