@@ -25,6 +25,7 @@ from ostraca_fabric.wire.messages import (
     Answer,
     Cancel,
     Fetch,
+    GetExtents,
     GetProgress,
     Hello,
     Leaving,
@@ -38,7 +39,7 @@ from ostraca_fabric.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-Aside = GetProgress | Settled | Fetch | Leaving
+Aside = GetProgress | GetExtents | Settled | Fetch | Leaving
 """Messages of an agent besides its answers."""
 
 _ACCEPTED: dict[str, codec.MessageDecoder[typing.Any]] = {
@@ -158,7 +159,7 @@ class ClientConnection(FramedConnection):
             case Refused(code, words):
                 self._end = f"the peer ended the connection ({code}): {words}"
                 self.close()
-            case GetProgress() | Settled() | Fetch() | Leaving():
+            case GetProgress() | GetExtents() | Settled() | Fetch() | Leaving():
                 if self._on_aside is not None:
                     self._on_aside(message)
             case _:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
-from tests.simulation.fabric.history.drawn import drawn_strikes
+from tests.simulation.fabric.history.drawn import drawn_setup, drawn_strikes
 from tests.simulation.fabric.history.history import STEPS, History, play
 from tests.simulation.fabric.history.story import Story
-from tests.simulation.fabric.history.strikes import BAD_DRIVES, ENCLOSURES, HARSH
+from tests.simulation.fabric.history.strikes import BAD_DRIVES, DIRECT, ENCLOSURES, HARSH
+from tests.simulation.fabric.oracle.own_reads import check_bad_read
 from tests.simulation.fabric.oracle.resting import _AGAIN_S, _GET_TRIES, everything_is_found, excuse, rest
+from tests.simulation.fabric.world.direct import DirectReads, OwnBlock
 from tests.simulation.fabric.world.watched import Watched
 from tests.simulation.fabric.world.world import STRIKES, Setup, World
 from tests.simulation.shard.model import ViolationError
@@ -46,9 +49,66 @@ def test_a_seed_tells_all_of_a_fabrics_history() -> None:
 
 def test_every_strike_is_something_that_a_history_can_do() -> None:
     struck = {*STRIKES, *BAD_DRIVES, *ENCLOSURES, *HARSH}
-    assert {name for name in struck if not callable(getattr(History, name, None))} == set()
+    assert {name for name in {*struck, *DIRECT} if not callable(getattr(History, name, None))} == set()
     drawn = {name for seed in range(100) for name in drawn_strikes(random.Random(seed))}
     assert drawn == struck
+
+
+def test_some_histories_have_one_tenant_whose_workers_read_drives() -> None:
+    drawn = [drawn_setup(random.Random(seed)) for seed in range(100)]
+    direct = [setup for setup in drawn if setup.direct is not None]
+    assert 10 < len(direct) < 50
+    for setup in direct:
+        assert len({volume.tenant for volume in setup.volumes}) == 1
+        assert set(DIRECT) <= set(setup.strikes)
+
+
+def read_directly(reads: DirectReads) -> Counter[str]:
+    setup = Setup(has_cache=False, direct=reads, strikes=("link_is_slow",))
+    return play(1, setup=setup).happened
+
+
+def test_direct_reads_of_histories_end_in_every_way() -> None:
+    happened = read_directly(DirectReads())
+    assert happened["direct HITs"] == happened["blocks read directly"] > 50
+    assert not happened["blocks failed directly"]
+    happened = read_directly(DirectReads(failures=0.3, retry_s=0.01))
+    assert happened["direct HITs"] > 10
+    assert happened["blocks failed directly"] > 10
+    happened = read_directly(DirectReads(strays=1.0))
+    assert happened["direct reads of wrong bytes: another device"] > 50
+    assert not happened["direct HITs"]
+    happened = read_directly(DirectReads(hangs=0.3, silent_s=0.1, retry_s=0.01))
+    assert happened["blocks lost directly"] > 10
+
+
+@pytest.mark.parametrize(
+    "excuse", ["", "another device", "a spoilt extent", "its pin may have ended", "no calm"]
+)
+def test_wrong_bytes_of_a_pinned_block_are_excused_by_what_has_befallen_its_read_alone(excuse: str) -> None:
+    async def scenario() -> None:
+        reads = DirectReads(strays=float(excuse == "another device"))
+        world = World(Setup(hosts=1, direct=reads), random.Random(1), Story(loop))
+        try:
+            await rest(world)
+            world.calm.begin()
+            direct = world.workers["w0"].worker.direct
+            assert direct is not None
+            path = direct.paths[0]
+            block = OwnBlock(path, 4096, 4096, len(path.flash.mishaps))
+            if excuse == "a spoilt extent":
+                path.flash.rot(5000)
+            if excuse == "no calm":
+                world.calm.end()
+            asked_s = world.loop.time() - (10.0 if excuse == "its pin may have ended" else 1.0)
+            with contextlib.nullcontext() if excuse else pytest.raises(ViolationError):
+                check_bad_read(world, 1, block, asked_s)
+            assert world.story.happened[f"direct reads of wrong bytes: {excuse}"] == bool(excuse)
+        finally:
+            world.end()
+
+    with contextlib.closing(HostsLoop()) as loop:
+        loop.run_until_complete(scenario())
 
 
 @pytest.mark.parametrize("is_spoilt", [True, False])

@@ -22,9 +22,10 @@ from tests.simulation.explore.explore_scope import Scope
 from tests.simulation.fabric.history import history as fabric_history
 from tests.simulation.fabric.history.drawn import STRIKES_IN_CALM
 from tests.simulation.fabric.world.blocks import VOLUMES
+from tests.simulation.fabric.world.direct import DirectReads
 from tests.simulation.fabric.world.process import Lateness
 from tests.simulation.fabric.world.world import Setup
-from tests.simulation.mutants import ending_mistakes, mistakes, sharing_mistakes
+from tests.simulation.mutants import direct_mistakes, ending_mistakes, mistakes, sharing_mistakes
 from tests.simulation.shard import history as shard_history
 from tests.simulation.shard import test_oracle as shard_scenes
 from tests.simulation.shard.many import begin
@@ -100,6 +101,19 @@ ADOPTED = replace(
 )
 PUT_AGAIN = replace(ADOPTED, numbers=6, blocks=(1, 2))
 SLOWLY_READ = replace(PRESSED, drive_faults=DriveFaults(service_s=0.05))
+READ_DIRECTLY = Setup(
+    has_cache=False,
+    drive_faults=DriveFaults(service_s=0.005),
+    direct=DirectReads(failures=0.1, retry_s=0.2),
+    strikes=("link_is_slow",),
+)
+READ_FROM_STRAYS = replace(READ_DIRECTLY, direct=DirectReads(strays=0.5))
+READ_LATE = replace(
+    READ_DIRECTLY, direct=DirectReads(failures=0.05, hangs=0.1, hang_s=10.0, silent_s=0.3, retry_s=0.2)
+)
+READ_UNDER_PRESSURE = replace(
+    SLOWLY_READ, has_cache=False, direct=DirectReads(hangs=1.0, hang_s=2.0, silent_s=5.0)
+)
 GROWING = Setup(enclosures=2, strikes=("agent_dies", "link_is_slow"))
 SHARED = Setup(volumes=VOLUMES, strikes=("link_is_slow",))
 CROWDED = Setup(
@@ -202,7 +216,11 @@ _FAILING = replace(_SMALL, faults=replace(shard_scenes.SLOW, write_errors=0.1, l
 _READ_WRONG = replace(_LASTING, faults=replace(shard_scenes.SLOW, rot_on_read=0.05))
 
 MUTANTS = (
-    Mutant("no tag is checked at the reader", mistakes.no_tag_at_the_reader, (in_fabric(LYING),)),
+    Mutant(
+        "no tag is checked at the reader",
+        mistakes.no_tag_at_the_reader,
+        (in_fabric(LYING), in_fabric(READ_FROM_STRAYS)),
+    ),
     Mutant(
         "a block is a HIT because the agent says so", mistakes.hits_on_the_agents_word, (in_fabric(LYING),)
     ),
@@ -416,6 +434,46 @@ MUTANTS = (
         "who leaves waits for no transfer",
         ending_mistakes.who_leaves_waits_for_no_transfer,
         (in_fabric(ENDING_SLOWLY),),
+    ),
+    Mutant(
+        "slots come back under an own read",
+        direct_mistakes.slots_come_back_under_an_own_read,
+        (in_fabric(READ_LATE),),
+    ),
+    Mutant(
+        "slots of lost reads come back",
+        direct_mistakes.slots_of_lost_reads_come_back,
+        (in_fabric(READ_LATE),),
+    ),
+    Mutant(
+        "slots under own reads never come back",
+        direct_mistakes.slots_under_own_reads_never_come_back,
+        (in_fabric(READ_LATE),),
+    ),
+    Mutant(
+        "what is lost is reported as failed",
+        direct_mistakes.what_is_lost_is_reported_as_failed,
+        (in_fabric(READ_LATE),),
+    ),
+    Mutant(
+        "what failed is left to nobody",
+        direct_mistakes.what_failed_is_left_to_nobody,
+        (in_fabric(READ_DIRECTLY),),
+    ),
+    Mutant(
+        "the agent delivers what it has offered",
+        direct_mistakes.the_agent_delivers_what_it_has_offered,
+        (in_fabric(READ_DIRECTLY),),
+    ),
+    Mutant(
+        "what is offered is not pinned",
+        direct_mistakes.what_is_offered_is_not_pinned,
+        (in_fabric(READ_UNDER_PRESSURE, _RARELY),),
+    ),
+    Mutant(
+        "a report is waited for beyond the end",
+        direct_mistakes.a_report_is_waited_for_beyond_the_end,
+        (in_fabric(READ_LATE),),
     ),
     Mutant("blocks are placed by revision", mistakes.blocks_are_placed_by_revision, (in_fabric(GROWING),)),
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from tests.simulation.fabric.history.strikes import BAD_DRIVES, ENCLOSURES, HARSH
+from tests.simulation.fabric.history.strikes import BAD_DRIVES, DIRECT, ENCLOSURES, HARSH
 from tests.simulation.fabric.world.blocks import VOLUMES
+from tests.simulation.fabric.world.direct import DirectReads
 from tests.simulation.fabric.world.process import REQUESTS_MAX, Lateness
 from tests.simulation.fabric.world.world import STRIKES, Setup
 from tests.support.simulated.drives.drive_faults import DriveFaults
@@ -23,6 +24,12 @@ _CALM, _WITH_BAD_DRIVES, _WITH_ENCLOSURES, _WITH_HARSH = 0.1, 0.4, 0.4, 0.3
 
 _CLOSE, _TOO_LATE = 0.3, 0.1
 """Of histories: those in which writes land just in time, and too late."""
+
+_DIRECT = 0.3
+"""Of histories: those in which workers read drives themselves."""
+
+_CACHED = 0.4
+"""Of these that would have a cache: those that do. What is there need not be read from drives."""
 
 _CHAINED = 0.5
 """Of a volume's blocks: those that are in chains."""
@@ -69,8 +76,11 @@ def drawn_setup(dice: random.Random) -> Setup:
     )
     roll = dice.random()
     if roll < _CLOSE:
-        return close(setup, dice)
-    return too_late(setup) if roll < _CLOSE + _TOO_LATE else setup
+        setup = close(setup, dice)
+    elif roll < _CLOSE + _TOO_LATE:
+        setup = too_late(setup)
+    aside = random.Random(repr(dice.getstate()))  # so that other histories stay as they are
+    return direct(setup, aside) if aside.random() < _DIRECT else setup
 
 
 def close(setup: Setup, dice: random.Random) -> Setup:
@@ -95,6 +105,26 @@ def close(setup: Setup, dice: random.Random) -> Setup:
     )
     strikes = tuple(name for name in setup.strikes if name != "drive_is_slow")  # slower than that
     return replace(setup, drive_faults=faults, lateness=lateness, strikes=strikes)
+
+
+def direct(setup: Setup, dice: random.Random) -> Setup:
+    """Let workers of one tenant read drives themselves, more or less well."""
+    reads = DirectReads(
+        workers=dice.choice([1.0, 1.0, 0.6]),
+        failures=dice.choice([0.0, 0.02, 0.2]),
+        hangs=dice.choice([0.0, 0.005, 0.05]),
+        hang_s=dice.choice([2.0, 20.0]),
+        strays=dice.choice([0.0, 0.0, 0.2]),
+        silent_s=dice.choice([0.3, 0.3, 2.0]),
+        retry_s=dice.choice([0.2, 2.0, 30.0]),
+    )
+    return replace(
+        setup,
+        direct=reads,
+        volumes=VOLUMES[:2],
+        has_cache=setup.has_cache and dice.random() < _CACHED,
+        strikes=(*setup.strikes, *DIRECT),
+    )
 
 
 def too_late(setup: Setup) -> Setup:

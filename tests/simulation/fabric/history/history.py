@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.fabric.history.drawn import STRIKES_IN_CALM, drawn_setup
 from tests.simulation.fabric.history.story import Overheard, Story
-from tests.simulation.fabric.history.strikes import BadDrives, Enclosures, HarshOutages, OrderlyEnds
+from tests.simulation.fabric.history.strikes import (
+    DIRECT,
+    BadDrives,
+    DirectReadSwitches,
+    Enclosures,
+    HarshOutages,
+    OrderlyEnds,
+)
+from tests.simulation.fabric.oracle.own_reads import everything_is_returned
 from tests.simulation.fabric.oracle.resting import everything_is_found, rest
 from tests.simulation.fabric.world.watched import Watched
 from tests.simulation.fabric.world.world import Setup, World
@@ -59,7 +67,7 @@ class Told:
     """Its end, word for word."""
 
 
-class History(OrderlyEnds, BadDrives, Enclosures, HarshOutages):
+class History(OrderlyEnds, DirectReadSwitches, BadDrives, Enclosures, HarshOutages):
     """Steps of one world."""
 
     def __init__(self, world: World, dice: random.Random) -> None:
@@ -115,7 +123,7 @@ class History(OrderlyEnds, BadDrives, Enclosures, HarshOutages):
     async def strike(self) -> None:
         """Let something go wrong."""
         name = self._dice.choice(self.world.setup.strikes)
-        if name not in STRIKES_IN_CALM:
+        if name not in (*STRIKES_IN_CALM, *DIRECT):
             self.world.calm.end()
         struck = getattr(self, name)()
         if struck is not None:
@@ -309,6 +317,8 @@ class History(OrderlyEnds, BadDrives, Enclosures, HarshOutages):
         world.story.happened["rests"] += 1
         await everything_is_found(world)
         world.drives.all_as_usual()
+        if world.host_paths is not None:
+            world.host_paths.as_usual()
         world.calm.begin()
 
     def heal(self) -> None:
@@ -329,9 +339,13 @@ class History(OrderlyEnds, BadDrives, Enclosures, HarshOutages):
                     world.outside.network.join(name, other)
                     world.outside.network.slow_down(name, other, delay_s=0.0)
         self.store_goes_up()
+        if world.host_paths is not None:
+            world.host_paths.well()
+            world.let_read_directly(is_on=True)
 
     async def end(self) -> None:
         await self.settle_and_look()
+        await everything_is_returned(self.world)
 
 
 async def played(seed: int, steps: int, setup: Setup | None, story: Story) -> Counter[str]:

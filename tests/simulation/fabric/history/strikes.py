@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _ILL_FOR_S = 20.0
 _STARTS_AGAIN_S = 30.0
+_SWITCHED_FOR_S = 20.0
 _ENCLOSURES_MORE = 2
 _FORCED = 0.3
 
@@ -47,6 +48,7 @@ ENCLOSURES = (
     "enclosure_is_used_again",
     "enclosure_is_lost",
 )
+DIRECT = ("direct_reads_are_switched",)
 HARSH = ("leases_are_lost", "leases_are_lost", "store_is_emptied")
 
 
@@ -85,6 +87,16 @@ class OrderlyEnds(Playing):
             world.calm.agent_ends(have_others=len(running) > 1)
             self.tell(name, "is to end")
             world.end_agent(name, partial(self.later, _STARTS_AGAIN_S, self.restart, name))
+
+
+class DirectReadSwitches(Playing):
+    """An operator who lets workers read drives themselves, and changes their mind."""
+
+    def direct_reads_are_switched(self) -> None:
+        """Let workers read no drives for a while."""
+        self.tell("-", "workers may read no drives")
+        self.world.let_read_directly(is_on=False)
+        self.later(_SWITCHED_FOR_S, partial(self.world.let_read_directly, is_on=True))
 
 
 class BadDrives(Playing):

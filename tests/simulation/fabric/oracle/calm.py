@@ -31,6 +31,7 @@ _COMMITS_FOR_S = 2.0
 """What may pass between an owner's last look at its grant and the word that a block is committed: a stall of
 its drive, and the group commit."""
 
+_LATE_STATES = (BlockState.LATE, BlockState.DECLINED)
 _IN_TIME_S = 0.5
 """A get with so much time is not late, where neither drives nor transfers stall."""
 
@@ -61,6 +62,14 @@ class Asked:
         if before is None:
             return True
         return before[1] != departures[1] if self.is_pinned else before != departures
+
+
+def _own_read_excuse(number: int, state: int, reason: int, end: Ended) -> str:
+    """Say why a get may not have a block that its worker was to read."""
+    if number in end.unread and reason == Reason.DRIVE_SUSPECT:
+        return "its worker's read is lost"
+    is_late = state in _LATE_STATES and end.was_slow and number in end.own
+    return "its worker's reads were slow" if is_late else ""
 
 
 class Calm:
@@ -157,6 +166,7 @@ class Calm:
                 continue
             has_time = asked.was_linked and deadline_s >= _IN_TIME_S
             why = self._excuse(number, state, reason, has_time=has_time, is_told=asked.is_told)
+            why = why or _own_read_excuse(number, state, reason, end)
             if not why:
                 said = "nothing" if state < 0 else f"{BlockState(state).name}({Reason(reason).name})"
                 where = "the store alone is down" if asked.was_down else "nothing is wrong"
@@ -166,7 +176,7 @@ class Calm:
     def _excuse(self, number: int, state: int, reason: int, *, has_time: bool, is_told: bool) -> str:
         """Say why a get may have found nothing though all is calm."""
         world, setup = self._world, self._world.setup
-        is_late = state in (BlockState.LATE, BlockState.DECLINED)
+        is_late = state in _LATE_STATES
         faults = {
             "its worker has no agent, or no slot": state < 0,
             "its agent has ended, of which it takes no word": reason == Reason.DISCONNECTED and not is_told,

@@ -152,6 +152,8 @@ class Oracle:
             if reason in _TELLING:
                 self._tells(number, Reason(reason).name)
             if state != BlockState.HIT:
+                if number in end.handed:
+                    raise ViolationError(f"block {number} was handed over, and is no HIT")
                 continue
             data = end.handed.get(number)
             if data is None:

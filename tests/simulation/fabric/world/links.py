@@ -52,6 +52,9 @@ class Link:
     under_way: int = 0
     """Requests that wait for their answers."""
 
+    drives_version: int = -1
+    """Of the drives that the agent knows its worker to read."""
+
     @property
     def agent(self) -> str:
         return self.connection.welcome.agent

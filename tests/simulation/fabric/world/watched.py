@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, ref
 
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.simulation.fabric.oracle.said import rows_of
 
+from ostraca._direct import direct_reader
 from ostraca_dpu_agent.datapath.staging.staged import StagedBlocks
 from ostraca_dpu_agent.shards.core import ShardCore
 from ostraca_dpu_agent.shards.core.catalog import BlockCatalog
@@ -36,7 +38,7 @@ class Watched:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._before: list[tuple[type, str, Any]] = []
+        self._before: list[tuple[object, str, Any]] = []
 
     def __enter__(self) -> None:
         margins, heard = self._world.margins, self._world.heard
@@ -76,6 +78,8 @@ class Watched:
             lambda _, __, group, rows: oracle.staged(group.keys[rows], group.tags[rows]),
         )
         self._change(OwnerService, "_commit", self._committing(OwnerService._commit))
+        clock = SimpleNamespace(monotonic=self._world.loop.time)
+        self._change(direct_reader, "time", clock)  # its readers are in simulated processes
         self._hear_what_owners_have()
 
     def _hear_what_owners_have(self) -> None:
@@ -115,7 +119,7 @@ class Watched:
         for of, name, before in reversed(self._before):
             setattr(of, name, before)
 
-    def _change(self, of: type, name: str, to: object) -> None:
+    def _change(self, of: object, name: str, to: object) -> None:
         self._before.append((of, name, getattr(of, name)))
         setattr(of, name, to)
 

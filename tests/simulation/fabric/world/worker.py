@@ -9,13 +9,15 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 from tests.simulation.fabric.world import blocks
 from tests.simulation.fabric.world.blocks import Blocks, Version
+from tests.simulation.fabric.world.direct import HostPaths, OwnBlock, OwnGet, SimulatedReader
 from tests.simulation.fabric.world.inline import InlineEnd
 from tests.simulation.fabric.world.links import FOREVER_S, Link, Links
 from tests.simulation.shard.model import ViolationError
@@ -30,6 +32,7 @@ from ostraca._protocol.operations import (
     Event,
     Finish,
     GetOperation,
+    ReadExtents,
     Send,
     Ticked,
     Verified,
@@ -42,17 +45,21 @@ from ostraca_fabric.tables.digests import are_good, tag_seeds, tags_of
 from ostraca_fabric.tables.slots import SlotPool
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
-from ostraca_fabric.wire.handshake import LEAVING
+from ostraca_fabric.wire.handshake import DIRECT, LEAVING
 from ostraca_fabric.wire.messages import (
     WIRE_VERSION,
     WIRE_VERSION_OLDEST,
     Cancel,
+    DirectDrives,
+    ExtentsRead,
     Failure,
     Fetch,
     Get,
     GetDone,
+    GetExtents,
     GetProgress,
     Hello,
+    HostDrive,
     Leaving,
     Lookup,
     Put,
@@ -89,6 +96,14 @@ class Ended:
     reasons: list[int]
     handed: Handed
     agent: str
+    own: set[int] = field(default_factory=set)
+    """Blocks that the agent left to the worker to read."""
+
+    unread: set[int] = field(default_factory=set)
+    """Those of them whose reads had not ended."""
+
+    was_slow: bool = False
+    """Whether some of these reads were."""
 
 
 class Worker:
@@ -110,6 +125,8 @@ class Worker:
         is_inline: bool = False,
         wire_newest: int = WIRE_VERSION,
         is_told: bool = True,
+        host_paths: HostPaths | None = None,
+        is_lied_to: bool = False,
     ) -> None:
         self.name = name
         self.tenant = tenant
@@ -126,9 +143,18 @@ class Worker:
         self.arena = self._inline or self._planed(plane)
         self.ledger = Ledger(slots, quarantine_bytes_max=_ARENA_BYTES // 2)
         self.violations: list[str] = []
+        self.on_bad_read: Callable[[int, OwnBlock, float], None] = lambda _, __, ___: None
+        """Told of a block that it has read itself and that its tag does not fit, and when the get began."""
+
+        self._is_lied_to = is_lied_to
         self._holders: dict[int, int] = {}
         """By slot: the request that used it last."""
 
+        paths = [] if host_paths is None else host_paths.opened()
+        self.direct: SimulatedReader | None = None
+        if host_paths is not None and paths:
+            memory = self.arena.array
+            self.direct = SimulatedReader(paths, host_paths, memory, self._holder_of, self._check_holder)
         self._mail: dict[int, asyncio.Queue[Event]] = {}
         self._requests = 0
         self._asking: set[asyncio.Task[None]] = set()
@@ -141,7 +167,7 @@ class Worker:
                 token=token_of(tenant),
                 name=name,
                 client=client,
-                features=(LEAVING,) if self.is_told else (),
+                features=(*((LEAVING,) if self.is_told else ()), *((DIRECT,) if self.direct else ())),
             ),
             addresses,
             [volume for volume in its.volumes if volume.tenant == tenant],
@@ -183,7 +209,9 @@ class Worker:
             slots.astype(codec.U64).tobytes(),
             SLOT_BYTES,
         )
-        handed = dict[int, bytes]()
+        handed, asked_s = dict[int, bytes](), self._now_s
+        own = None if self.direct is None else OwnGet(self.direct, request, slots, lengths, self._deliver)
+        self._announce(link)
         if self._inline is not None:
             self._inline.open(slots, SLOT_BYTES)
 
@@ -195,10 +223,17 @@ class Worker:
             for row in found[good].tolist():
                 at = int(slots[row])
                 handed[numbers[row]] = bytes(self._memory[at : at + int(lengths[row])])
+            if own is not None:
+                self._judge(own, numbers, found, good, asked_s)
             return Verified(wanted.positions, verdicts.tobytes())
 
-        end = await self._operate(link, GetOperation(message, until_s=until_s), until_s, slots, verify)
-        return self._ended(link, end, handed)
+        operation = GetOperation(message, until_s=until_s)
+        outcomes = await self._operate(link, operation, until_s, slots, verify, own)
+        end = self._ended(link, outcomes, handed)
+        if own is not None:
+            end.own, end.unread = ({numbers[row] for row in rows} for rows in (own.blocks, own.unread))
+            end.was_slow = own.is_slow or bool(own.unread)
+        return end
 
     async def put(self, versions: list[Version], deadline_s: float, ack: Ack) -> Ended:
         until_s = self._now_s + deadline_s
@@ -257,6 +292,7 @@ class Worker:
         until_s: float,
         slots: NDArray[np.int64] | None,
         verify: Callable[[Verify], Verified] | None,
+        own: OwnGet | None = None,
     ) -> Outcomes:
         request = operation.request
         mail = self._mail[request] = asyncio.Queue()
@@ -274,6 +310,9 @@ class Worker:
                     if isinstance(effect, Verify):
                         assert verify is not None, "only gets have anything verified"
                         todo.extendleft(reversed(operation.on(verify(effect), self._now_s)))
+                    elif isinstance(effect, ReadExtents):
+                        assert own is not None, "no drives were announced"
+                        own.read(effect.extents)
                     else:
                         self._do(link, request, effect)
                 event = await self._next(mail, until_s)
@@ -284,7 +323,7 @@ class Worker:
             if slots is not None:
                 self._shut(slots)
             if slots is not None and is_sent:
-                self.ledger.leave(request)
+                self._leave(request)
             elif slots is not None:
                 self.ledger.give(slots)
 
@@ -293,6 +332,11 @@ class Worker:
             case Send(message=Cancel() as cancel):
                 if link.connection.is_open:
                     link.connection.send(cancel)
+            case Send(message=ExtentsRead() as report):
+                slots = self.ledger.slots(request)
+                if self._inline is not None and len(slots):
+                    self._inline.open(slots[codec.positions(report.failed, len(slots))], SLOT_BYTES)
+                link.connection.tell(report)
             case Send(message=message):
                 link.under_way += 1
                 self._spawn(self._asked(link, request, message))  # type: ignore[arg-type]  # of blocks
@@ -320,6 +364,8 @@ class Worker:
             return
         slots = self.ledger.slots(request)
         self._shut(slots)
+        if isinstance(answer, GetDone) and len(slots):
+            self._check_unread(request, slots[codec.positions(answer.positions, len(slots))])
         if isinstance(answer, GetDone | PutDone):
             unsettled = (
                 codec.positions(answer.unsettled, len(slots)) if len(slots) else np.empty(0, np.uint32)
@@ -350,9 +396,10 @@ class Worker:
     def _on_aside(self, made: list[ClientConnection], aside: Aside) -> None:
         match aside:
             case GetProgress():
-                slots = self.ledger.slots(aside.request)
-                if len(slots):
-                    self._shut(slots[codec.positions(aside.positions, len(slots))])
+                self._check_unread(aside.request, self._shut_some(aside))
+                self._deliver(aside.request, aside)
+            case GetExtents() if self.direct is not None:
+                self._shut_some(aside)
                 self._deliver(aside.request, aside)
             case Fetch() if self._inline is not None and made:
                 self._inline.answer(made[0], aside)
@@ -362,6 +409,43 @@ class Worker:
                 self._links.leaving(made)
             case _:
                 self.violations.append(f"worker {self.name} was sent {type(aside).__name__}")
+
+    def _shut_some(self, aside: GetProgress | GetExtents) -> NDArray[np.int64]:
+        """Take word of blocks that landed, or are to be read; return their slots."""
+        slots = self.ledger.slots(aside.request)
+        if len(slots):
+            slots = slots[codec.positions(aside.positions, len(slots))]
+            self._shut(slots)
+        return slots
+
+    def _announce(self, link: Link) -> None:
+        """Tell the agent which drives are read here, where this is news."""
+        direct = self.direct
+        if direct is None or DIRECT not in link.connection.welcome.features:
+            return
+        if link.drives_version != direct.version:
+            link.drives_version = direct.version
+            drives = tuple(HostDrive(*each) for each in direct.announced())
+            link.connection.tell(DirectDrives(drives))
+
+    def _judge(
+        self,
+        own: OwnGet,
+        numbers: list[int],
+        found: NDArray[np.uint32],
+        good: NDArray[np.bool_],
+        asked_s: float,
+    ) -> None:
+        """Hear of checked blocks: count those that were read here, and tell of those that are not good."""
+        assert self.direct is not None, "it reads drives"
+        for row, is_good in zip(found.tolist(), good.tolist(), strict=True):
+            if row not in own.read_ones:
+                continue
+            own.read_ones.remove(row)  # what lands there after this is the agent's
+            if is_good:
+                self.direct.happened["direct HITs"] += 1
+            else:
+                self.on_bad_read(numbers[row], own.blocks[row], asked_s)
 
     @property
     def linked_to(self) -> tuple[str, bytes] | None:
@@ -396,7 +480,33 @@ class Worker:
     def _holder_of(self, at: int) -> int:
         return self._holders.get(at, 0)
 
+    def _leave(self, request: int) -> None:
+        """Give the slots of a request back, at the end of own reads at the earliest."""
+        if self.direct is None:
+            self.ledger.leave(request)
+        else:
+            self.direct.when_read(request, partial(self.ledger.leave, request))
+
+    def _check_unread(self, request: int, slots: NDArray[np.int64]) -> None:
+        """Check blocks that an agent has delivered: no own read may be under way there."""
+        if self.direct is None:
+            return
+        for at in slots.tolist():
+            if self.direct.slots[at] > 0:
+                self.violations.append(
+                    f"worker {self.name} reads a block of request {request} itself, and its agent delivers it"
+                )
+
     def _landing(self, at: int, held_by: object) -> None:
+        """Check a block that an agent lands: no own read may be under way there."""
+        if self.direct is not None and not self._is_lied_to and self.direct.slots[at] > 0:
+            self.violations.append(
+                f"worker {self.name}: what request {held_by} asked for landed in slot {at}, "
+                "where an own read is under way"
+            )
+        self._check_holder(at, held_by)
+
+    def _check_holder(self, at: int, held_by: object) -> None:
         """Check a landing block: its slot must belong to the operation it was sent for."""
         if held_by != self._holders.get(at, 0):
             self.violations.append(

@@ -15,8 +15,10 @@ from tests.simulation.fabric.oracle.limits import check_limits
 from tests.simulation.fabric.oracle.margins import Margins
 from tests.simulation.fabric.oracle.operations import get, look_up, put
 from tests.simulation.fabric.oracle.oracle import Oracle
+from tests.simulation.fabric.oracle.own_reads import check_bad_read
 from tests.simulation.fabric.oracle.said import Said
 from tests.simulation.fabric.world.blocks import VOLUMES, Blocks, Volume
+from tests.simulation.fabric.world.direct import DirectReads, HostPaths
 from tests.simulation.fabric.world.drives import FABRIC, Drives
 from tests.simulation.fabric.world.placed import Placed
 from tests.simulation.fabric.world.process import (
@@ -40,6 +42,7 @@ from tests.support.simulated.virtual_hosts import HostsLoop, VirtualHost
 
 from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState
+from ostraca_fabric.model.overrides import LiveSettings, Overrides
 from ostraca_fabric.telemetry.requests import tally_text
 from ostraca_fabric.wire.messages import WIRE_VERSION
 
@@ -113,6 +116,9 @@ class Setup:
     strikes: tuple[str, ...] = STRIKES
     """What may go wrong: methods of ``History``."""
 
+    direct: DirectReads | None = None
+    """How workers read drives themselves, where they may. Then there is one tenant."""
+
     expects_all: bool = True
     """No write is later than ``late_write_s``: so no block is lost that no fault of a drive excuses."""
 
@@ -138,6 +144,9 @@ class World:
         self.blocks = Blocks(setup.numbers, setup.volumes, setup.chained)
         self.oracle = Oracle(self.blocks, is_lied_to=setup.lies > 0)
         self.drives = Drives(dice, setup.drive_faults, segments=setup.segments)
+        self.host_paths = None
+        if setup.direct is not None:
+            self.host_paths = HostPaths(self.drives, dice, setup.direct, story.happened)
         self.placed = Placed(self.blocks)
         self.calm = Calm(self)
         self.disowned_shards = 0
@@ -161,6 +170,7 @@ class World:
         self.workers: dict[str, WorkerProcess] = {}
         self._gone: list[VirtualHost] = []
         self._failed: BaseException | None = None
+        self._rulings = 0
         self._checks = 0
         self._moving: set[asyncio.Task[None]] = set()
         self.drained: set[EnclosureId] = set()
@@ -177,6 +187,8 @@ class World:
 
         enclosures = [self.drives.made_enclosure(setup.drives) for _ in range(setup.enclosures)]
         self.outside.store.transact(lambda store: store.memory.put_enclosures(enclosures))
+        if setup.direct is not None:
+            self.let_read_directly(is_on=True)
         for number in range(setup.hosts):
             self.start_agent(f"h{number}")
         for number in range(setup.hosts * len(self.blocks.tenants)):
@@ -188,6 +200,16 @@ class World:
     def map(self) -> FabricMap:
         """What the store says."""
         return self.outside.store.memory.map
+
+    def let_read_directly(self, *, is_on: bool) -> None:
+        """Let workers read drives themselves, or not, as an operator would, where the store is up."""
+        tenants, store = self.blocks.tenants, self.outside.store
+        assert len(tenants) == 1, "drives know no tenants"
+        if store.is_up:
+            self._rulings += 1
+            live = LiveSettings(direct_reads_tenant=tenants[0] if is_on else "")
+            ruled = Overrides(live=live, revision=self._rulings)
+            store.transact(lambda store: setattr(store.memory, "overrides", ruled))
 
     def start_agent(self, name: str) -> None:
         """Start an agent, or its successor on the same host."""
@@ -247,8 +269,11 @@ class World:
                 is_inline=self.dice.random() < self.setup.inline,
                 wire_newest=self.dice.choice(self.setup.wires),
                 is_told=self.dice.random() < self.setup.told,
+                host_paths=self.host_paths,
+                is_lied_to=self.setup.lies > 0,
             )
         )
+        worker.on_bad_read = lambda *read: self.judge(check_bad_read, self, *read)
         self.workers[name] = WorkerProcess(host, worker)
 
     def crash_worker(self, name: str) -> None:

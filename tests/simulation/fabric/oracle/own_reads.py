@@ -1,0 +1,76 @@
+"""Blocks that workers read from drives themselves: a pin holds what an agent located until its get ends.
+
+So in calm a block read in time is what was put there. And nothing holds memory once all reads have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tests.simulation.shard.model import ViolationError
+from tests.support.simulated.drives.drive_faults import Befell
+
+from ostraca_dpu_agent.datapath.staging.leases import Purpose
+
+if TYPE_CHECKING:
+    from tests.simulation.fabric.world.direct import OwnBlock
+    from tests.simulation.fabric.world.world import World
+
+_EARLY_S = 0.1
+"""A pin may end sooner, as agents' clocks differ and gets end before their deadlines."""
+
+_RETURNS_WITHIN_S = 120.0
+
+
+def check_bad_read(world: World, number: int, block: OwnBlock, asked_s: float) -> None:
+    """Hear of a block that a worker read itself in a get from *asked_s* on, and that its tag does not fit."""
+    why = _excuse(world, block, asked_s)
+    if not why:
+        raise ViolationError(
+            f"block {number} was located and pinned, and its worker has read something else of "
+            f"{block.path.drive} at {block.offset}"
+        )
+    world.story.happened[f"direct reads of wrong bytes: {why}"] += 1
+
+
+def _excuse(world: World, block: OwnBlock, asked_s: float) -> str:
+    flash, begin, end = block.path.flash, block.offset, block.offset + block.length
+    age_s = world.loop.time() - asked_s  # by the worker's clock
+    faults = {
+        "another device": block.path.is_stray,
+        "a spoilt extent": flash.is_spoilt(begin, end)
+        or flash.befell_since(block.mishaps, begin, end, Befell.ROT_ON_READ),
+        "what a lie left in an agent's memory": world.setup.lies > 0,
+        "its pin may have ended": age_s > world.outside.settings.owner.pin_max_s - _EARLY_S,
+        "no calm": not world.calm.is_calm,
+    }
+    return next((why for why, is_so in faults.items() if is_so), "")
+
+
+async def everything_is_returned(world: World) -> None:
+    """Wait until nothing holds memory of workers, nor of agents for gets; it must come to that by itself."""
+    until_s = world.loop.now_s + _RETURNS_WITHIN_S
+    while why := _held(world):
+        if world.loop.now_s > until_s:
+            raise ViolationError(f"memory is held for good: {why}")
+        await asyncio.sleep(1.0)
+
+
+def _held(world: World) -> str:
+    for name, process in world.workers.items():
+        worker = process.worker
+        if worker.direct is not None and worker.direct.is_reading:
+            return f"{name} reads a drive"
+        if any(entry.is_held for entry in worker.ledger._entries.values()):
+            return f"{name} holds slots of a request"
+        if worker.ledger.is_due():
+            return f"{name} waits for its agent's word on slots"
+    for name, agent in world.agents.items():
+        if not agent.is_alive:
+            continue
+        if any(session._extents_read for session in agent.agent._dispatcher._sessions.values()):
+            return f"{name} waits for a report on extents"
+        if agent.agent._staging._held[Purpose.GET].total():
+            return f"{name} holds memory for gets"
+    return ""
