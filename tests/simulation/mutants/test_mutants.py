@@ -13,6 +13,8 @@ SOON = (
     "the last commit wins, not the first",
     "a late write is not waited for before its grant is retired",
     "blocks are placed by revision",
+    "slots come back under an own read",
+    "the agent delivers what it has offered",
     "volumes are known by their names alone",
 )
 
