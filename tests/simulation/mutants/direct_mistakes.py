@@ -98,6 +98,14 @@ def what_is_offered_is_not_pinned() -> None:
     _change(GetRun, "_offer_extents", hasty)
 
 
+def a_get_has_two_offers() -> None:
+    def always(self: GetRun) -> bool:
+        worker = self._worker
+        return bool(worker.direct_drives) and self._context.may_read_directly(worker.tenant)
+
+    _change(GetRun, "_may_offer", always)
+
+
 def a_report_is_waited_for_beyond_the_end() -> None:
     def extents_read(self: WorkerSession, request: int) -> asyncio.Future[ExtentsRead]:
         report = _Deaf()

@@ -114,6 +114,16 @@ READ_LATE = replace(
 READ_UNDER_PRESSURE = replace(
     SLOWLY_READ, has_cache=False, direct=DirectReads(hangs=1.0, hang_s=2.0, silent_s=5.0)
 )
+READ_AND_CACHED = Setup(
+    hosts=1,
+    numbers=256,
+    segments=6,
+    blocks=(16, 32),
+    drive_faults=DriveFaults(service_s=0.01),
+    transfer_faults=TransferFaults(stalls=0.5, stall_s=1.0),
+    direct=DirectReads(),
+    strikes=("link_is_slow",),
+)
 GROWING = Setup(enclosures=2, strikes=("agent_dies", "link_is_slow"))
 SHARED = Setup(volumes=VOLUMES, strikes=("link_is_slow",))
 CROWDED = Setup(
@@ -470,6 +480,7 @@ MUTANTS = (
         direct_mistakes.what_is_offered_is_not_pinned,
         (in_fabric(READ_UNDER_PRESSURE, _RARELY),),
     ),
+    Mutant("a get has two offers", direct_mistakes.a_get_has_two_offers, (in_fabric(READ_AND_CACHED),)),
     Mutant(
         "a report is waited for beyond the end",
         direct_mistakes.a_report_is_waited_for_beyond_the_end,

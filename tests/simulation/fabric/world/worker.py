@@ -39,7 +39,7 @@ from ostraca._protocol.operations import (
     Verify,
 )
 from ostraca_fabric.connection import ClientConnection, Network
-from ostraca_fabric.errors import ConnectError, RefusedError
+from ostraca_fabric.errors import ConnectError, MalformedError, RefusedError
 from ostraca_fabric.model.outcome import Ack
 from ostraca_fabric.tables.digests import are_good, tag_seeds, tags_of
 from ostraca_fabric.tables.slots import SlotPool
@@ -317,7 +317,7 @@ class Worker:
                         self._do(link, request, effect)
                 event = await self._next(mail, until_s)
                 is_heard = is_heard or not isinstance(event, Ticked | Disconnected)
-                todo.extend(operation.on(event, self._now_s))
+                todo.extend(self._effects(operation, event))
         finally:
             del self._mail[request]
             if slots is not None:
@@ -326,6 +326,12 @@ class Worker:
                 self._leave(request)
             elif slots is not None:
                 self.ledger.give(slots)
+
+    def _effects(self, operation: BlockOperation, event: Event) -> list[Effect]:
+        try:
+            return operation.on(event, self._now_s)
+        except MalformedError as error:
+            raise ViolationError(f"the agent of {self.name} broke the wire's rules: {error}") from error
 
     def _do(self, link: Link, request: int, effect: Effect) -> None:
         match effect:
