@@ -49,6 +49,7 @@ from ostraca_fabric.wire.handshake import DIRECT, LEAVING
 from ostraca_fabric.wire.messages import (
     WIRE_VERSION,
     WIRE_VERSION_OLDEST,
+    AnnouncedDrive,
     Cancel,
     DirectDrives,
     ExtentsRead,
@@ -59,7 +60,6 @@ from ostraca_fabric.wire.messages import (
     GetExtents,
     GetProgress,
     Hello,
-    HostDrive,
     Leaving,
     Lookup,
     Put,
@@ -431,7 +431,7 @@ class Worker:
             return
         if link.drives_version != direct.version:
             link.drives_version = direct.version
-            drives = tuple(HostDrive(*each) for each in direct.announced())
+            drives = tuple(AnnouncedDrive(*each) for each in direct.announced())
             link.connection.tell(DirectDrives(drives))
 
     def _judge(
