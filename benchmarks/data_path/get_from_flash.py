@@ -92,7 +92,8 @@ def _direct_figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
             f"the agent delivered {counters.get_hits - counters.get_hits_direct} blocks itself"
         )
     batch_ms = 1e3 * plan.batch_bytes / GB / finding.limit.median
-    spent = Measurement("agent", Series(tuple(spent_ms)), "reading a batch", Series((batch_ms,)))
+    reading = Series((batch_ms,) * len(spent_ms))
+    spent = Measurement("agent", Series(tuple(spent_ms)), "reading a batch", reading)
     return [
         Figure("D2", what, "GB/s", finding, Target(ratio_at_least=0.95)),
         Figure("D2", f"agent's processor time, {what}", "ms", spent, Target(value_at_most=1.0)),

@@ -153,6 +153,12 @@ class SimulatedReader(DirectReader):
         usual = host_paths.faults
         super().__init__(ClientSettings(direct_silent_s=usual.silent_s, direct_retry_s=usual.retry_s), memory)
         self._engine = engine = _Engine(self, host_paths, holder_of, on_landing)  # type: ignore[assignment]
+        self._drives = tuple(
+            _ReaderDrive(HostDrive(FABRIC, path.drive, str(path.drive), -1, path.flash.size_bytes), number)
+            for number, path in enumerate(paths)
+        )
+        self._sizes = np.array([drive.at.size_bytes for drive in self._drives], np.int64)
+        self.numbers = range(len(paths))
         self.slots: Counter[int] = engine.slots
         """Slots of memory that reads may land in."""
 
@@ -172,12 +178,6 @@ class SimulatedReader(DirectReader):
 
     def _wake(self) -> None:
         asyncio.get_running_loop().call_soon(self.turn)
-
-    def _started(self, *_: object) -> tuple[_ReaderDrive, ...]:
-        return tuple(
-            _ReaderDrive(HostDrive(FABRIC, path.drive, str(path.drive), -1, path.flash.size_bytes), number)
-            for number, path in enumerate(self.paths)
-        )
 
 
 class _Engine:
