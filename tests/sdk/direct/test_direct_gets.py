@@ -188,6 +188,15 @@ def host(tmp_path: Path) -> Iterator[Host]:
         yield made
 
 
+def test_an_agent_that_knows_no_direct_reads_hears_nothing_of_drives(tmp_path: Path) -> None:
+    with agent_at(tmp_path / "agent.sock", features=(LEAVING,)) as agent:
+        host = Host(tmp_path, agent)
+        host.store()
+        with host.client() as client:
+            assert set(host.get(client).states) == {HIT}
+        assert not agent.seen_of(DirectDrives)
+
+
 ways = pytest.mark.parametrize("get", [Host.get, Host.get_views], ids=["copied", "views"])
 GetOf = Callable[..., ostraca.GetResult]
 

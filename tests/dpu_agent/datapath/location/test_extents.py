@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -28,13 +29,25 @@ from tests.support.agent.assembly import (
 )
 
 from ostraca_dpu_agent.datapath.location.extents import ExtentOffer
+from ostraca_dpu_agent.server.dispatcher import WorkerSession
 from ostraca_dpu_agent.settings import MIB, AgentSettings
 from ostraca_fabric.errors import MalformedError
-from ostraca_fabric.model.ids import AgentId, DriveId, TenantId
+from ostraca_fabric.model.ids import AgentId, DriveId, FabricId, TenantId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.model.overrides import LiveSettings, Overrides
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, ExtentsRead, GetDone, GetExtents
+from ostraca_fabric.wire.messages import (
+    AgentRequest,
+    AnnouncedDrive,
+    AnswerToAgent,
+    ExtentsRead,
+    GetDone,
+    GetExtents,
+    Hello,
+)
+
+if TYPE_CHECKING:
+    from ostraca_fabric.connection import ServerConnection
 
 HIT, MISS, LATE = BlockState.HIT, BlockState.MISS, BlockState.LATE
 NUMBERS = range(6)
@@ -205,6 +218,17 @@ async def test_blocks_that_leave_the_cache_are_not_offered_after_an_offer() -> N
         counters = fabric.context.counters
         assert (counters.get_hits_direct, counters.get_hits_from_cache) == (6, 8)
         await fabric.at_rest()
+
+
+def test_drives_of_other_fabrics_and_suspended_ones_are_not_read_by_the_worker() -> None:
+    ours, theirs = FabricId(bytes(16)), bytes([1] * 16)
+    hello = Hello(1, 1, "worker", TENANT, "", "", client=bytes(16))
+    session = WorkerSession(cast("ServerConnection", None), hello, None)
+    announced = [(theirs, "e/a"), (ours, "e/b"), (ours, ""), (ours, "e/c")]
+    session.read_directly([AnnouncedDrive(*each) for each in announced], ours)
+    assert session.direct_drives == {"e/b": 1, "e/c": 3}
+    session.read_directly([], ours)
+    assert not session.direct_drives
 
 
 OFFER = ExtentOffer(
