@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ostraca_fabric.flash.superblock import Superblock, encode_superblock
@@ -13,6 +17,7 @@ MIB = 1 << 20
 FABRIC = FabricId(b"f" * 16)
 DRIVE_BYTES = 16 * MIB
 SUPERBLOCK_BYTES = 2 * PAGE_BYTES
+NOBODY = 65534
 
 
 def superblock_of(name: str, *, drive_offset: int = 0) -> bytes:
@@ -30,3 +35,15 @@ def create_drive(path: Path, name: str = "") -> bytes:
     content = first + random.Random(str(path.name)).randbytes(DRIVE_BYTES - len(first))
     path.write_bytes(content)
     return content
+
+
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Open files as another user, in this thread and in those it starts, where the tests run as root."""
+    libc, own = ctypes.CDLL(None), os.geteuid()
+    if not own:
+        libc.setfsuid(NOBODY)
+    try:
+        yield
+    finally:
+        libc.setfsuid(own)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, SOON_S, hashes
-from tests.sdk.direct.drive_files import DRIVE_BYTES, FABRIC, create_drive
+from tests.sdk.direct.drive_files import DRIVE_BYTES, FABRIC, as_another_user, create_drive
 from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent, agent_at
 from tests.support.simulated.stuck_memory import StuckMemory
 from tests.support.stalls import Stopwatch
@@ -44,7 +44,6 @@ FAR_S = 30.0
 BLOCKS = 6
 SLOTS = SETTINGS.arena_bytes // BLOCK_BYTES
 UNTOUCHED = 0xEE
-NOBODY = 65534
 HIT, MISS, LATE = BlockState.HIT, BlockState.MISS, BlockState.LATE
 Places = Mapping[int, tuple[int, int]]
 """Drive number and offset of blocks, by their position in a get."""
@@ -347,18 +346,6 @@ def check_broken_off(host: Host, client: ostraca.Client, get: GetOf = Host.get) 
     host.agent.script.clear()
     assert set(get(host, client).states) == {HIT}
     wait_free(client)
-
-
-@contextmanager
-def as_another_user() -> Iterator[None]:
-    """Open files as another user, in this thread and in those it starts, where the tests run as root."""
-    libc, own = ctypes.CDLL(None), os.geteuid()
-    if not own:
-        libc.setfsuid(NOBODY)
-    try:
-        yield
-    finally:
-        libc.setfsuid(own)
 
 
 def test_without_the_right_to_read_a_drive_the_agent_delivers_all() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import fcntl
 import logging
 import os
@@ -12,12 +11,17 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from tests.sdk.direct.drive_files import DRIVE_BYTES, FABRIC, SUPERBLOCK_BYTES, create_drive, superblock_of
+from tests.sdk.direct.drive_files import (
+    DRIVE_BYTES,
+    FABRIC,
+    SUPERBLOCK_BYTES,
+    as_another_user,
+    create_drive,
+    superblock_of,
+)
 
 from ostraca._direct.host_drives import HostDrive, open_host_drives
 from ostraca_fabric.model.extent import PAGE_BYTES
-
-NOBODY = 65534
 
 
 def descriptors() -> list[str]:
@@ -32,18 +36,6 @@ def found(*patterns: str) -> Iterator[list[HostDrive]]:
     finally:
         for drive in drives:
             os.close(drive.descriptor)
-
-
-@contextmanager
-def as_another_user() -> Iterator[None]:
-    """Open files as another user, in this thread, where the tests run as root."""
-    libc, own = ctypes.CDLL(None), os.geteuid()
-    if not own:
-        libc.setfsuid(NOBODY)
-    try:
-        yield
-    finally:
-        libc.setfsuid(own)
 
 
 @pytest.fixture
