@@ -198,6 +198,7 @@ class Trial:
             # Submitted or not, taken or not: once the client has nothing under way, the memory is ours.
             self._client._runner.do(lambda: None)  # comes behind what was submitted
             self._await_rest()
+            self._client._runner.do(lambda: None)  # comes behind the delivery of what has ended
             self._client.take_completions()
             self._check_next(into)
 
