@@ -11,9 +11,10 @@ I/Os. The memory of such I/Os stays leased until their end.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -32,6 +33,8 @@ from ostraca_fabric.runtime.tasks import until_done
 from ostraca_fabric.tables.digests import GOOD, TagCheck
 
 _Wave = TypeVar("_Wave")
+
+_BegunWrite = tuple[Pieces, asyncio.Future[NDArray[np.bool_]]]
 
 _NO_OFFSETS = np.empty(0, np.int64)
 
@@ -67,6 +70,69 @@ class DriveIO:
         """Wait until the I/O has ended or is abandoned by the drive."""
         while not self.is_over():
             await (until_done(self.ends) if self.given_up is None else until_done(self.ends, self.given_up))
+
+
+class WriteQueue:
+    """Writes of verified blocks. Writes of a drive that begin in the same turn of the loop are one write.
+
+    Staged blocks wait for a turn of their drive first, so that small puts share a write and a commit, and no
+    put waits for the writes of earlier puts.
+    """
+
+    def __init__(self, *, wait_s: float, wait_bytes_max: int) -> None:
+        """Let staged blocks wait up to *wait_s*, and until *wait_bytes_max* of them wait for a drive."""
+        self._wait_s = wait_s
+        self._wait_bytes_max = wait_bytes_max
+        self._turns: dict[DriveId, asyncio.Future[None]] = {}
+        self._waiting: Counter[DriveId] = Counter()
+        """Bytes that wait for the next turn of each drive."""
+        self._begun: dict[Drive, list[_BegunWrite]] = {}
+
+    async def turn(self, drive: DriveId, more_bytes: int) -> None:
+        """Wait until staged blocks of *more_bytes* may be written."""
+        loop = asyncio.get_running_loop()
+        turn = self._turns.get(drive)
+        if turn is None:
+            turn = self._turns[drive] = loop.create_future()
+            loop.call_later(self._wait_s, self._begin, drive, turn)
+        self._waiting[drive] += more_bytes
+        if self._waiting[drive] >= self._wait_bytes_max:
+            self._begin(drive, turn)
+        await turn
+
+    def flush(self) -> None:
+        """Let all waiting blocks be written now."""
+        for drive, turn in list(self._turns.items()):
+            self._begin(drive, turn)
+
+    def _begin(self, drive: DriveId, turn: asyncio.Future[None]) -> None:
+        if not turn.done():
+            del self._turns[drive], self._waiting[drive]
+            turn.set_result(None)
+
+    def submit(self, drive: Drive, pieces: Pieces) -> DriveIO:
+        """Write pieces, with all others of this turn of the loop."""
+        loop = asyncio.get_running_loop()
+        ends: asyncio.Future[NDArray[np.bool_]] = loop.create_future()
+        if not self._begun:
+            loop.call_soon(self._submit_begun)
+        self._begun.setdefault(drive, []).append((pieces, ends))
+        return DriveIO(ends, drive.writes_given_up)
+
+    def _submit_begun(self) -> None:
+        begun, self._begun = self._begun, {}
+        for drive, writes in begun.items():
+            writes.sort(key=lambda write: int(write[0].drive_offsets[0]))
+            written = drive.submit_write(Pieces.joined([pieces for pieces, _ in writes]))
+            written.add_done_callback(partial(_share_out, writes))
+
+
+def _share_out(writes: Sequence[_BegunWrite], written: asyncio.Future[NDArray[np.bool_]]) -> None:
+    """Hand each write its part of the result."""
+    at = 0
+    for pieces, ends in writes:
+        ends.set_result(written.result()[at : at + len(pieces)])
+        at += len(pieces)
 
 
 @dataclass(slots=True, eq=False)

@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.arrivals import Arrivals
 from ostraca_dpu_agent.datapath.flash_io import DriveIO, cut_into_waves, interleave_drives
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS
 from ostraca_dpu_agent.datapath.request import (
@@ -37,6 +36,7 @@ from ostraca_dpu_agent.datapath.request import (
     wait_for_all,
 )
 from ostraca_dpu_agent.datapath.space import Space, is_too_short
+from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
 from ostraca_dpu_agent.datapath.staging.staged import StagedGroup
@@ -110,6 +110,7 @@ class PutRun(TransferRun[Put]):
         self._tags = codec.rows16(request.tags, len(self._blocks))
         self._space = Space(
             context.owners,
+            context.commits,
             self._blocks,
             self._outcomes.set,
             clock=context.clock,
@@ -272,7 +273,7 @@ class PutRun(TransferRun[Put]):
             try:
                 lease = await self._lease(drive, group.positions)
                 if lease is not None:
-                    await self._store_group(drive, group, lease)
+                    await self._store_group(drive, group, lease, is_last=not waiting)
             finally:
                 self._end_check(group)
 
@@ -307,8 +308,10 @@ class PutRun(TransferRun[Put]):
         self._space.release(positions)
         return None
 
-    async def _store_group(self, drive_id: DriveId, group: MovedGroup, lease: StagingLease) -> None:
-        """Process a group from arena to commit."""
+    async def _store_group(
+        self, drive_id: DriveId, group: MovedGroup, lease: StagingLease, *, is_last: bool
+    ) -> None:
+        """Process a group from arena to commit. *is_last*: no other group waits for the lane."""
         context, arrivals = self._context, self._arrivals(group, lease)
         positions, check = group.positions, arrivals.check
         keys = self._blocks.keys[positions]
@@ -326,6 +329,8 @@ class PutRun(TransferRun[Put]):
             context.staged.add(staged, group.good)
             self._end_check(group)
             context.staging.charge_to_drive(lease, drive_id)
+            if self._ack is Ack.STAGED and is_last:
+                await context.writes.turn(drive_id, lease.held_bytes)
             reasons = self._write(drive_id, group, check.pieces)
             if group.write is not None:
                 await self._wait_for_write(group.write, reasons)
@@ -420,8 +425,7 @@ class PutRun(TransferRun[Put]):
             # Checked last: this agent may have been suspended meanwhile.
             reason = Reason.EXPIRED
         elif drive is not None and len(group.good):
-            ends = drive.submit_write(pieces.some(group.good))
-            group.write = DriveIO(ends, drive.writes_given_up)
+            group.write = self._context.writes.submit(drive, pieces.some(group.good))
         return codec.filled(len(group.good), reason)
 
     @staticmethod

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.admission import LatencyEstimator
-from ostraca_dpu_agent.datapath.flash_io import DriveIO, PartReader
+from ostraca_dpu_agent.datapath.commits import Commits
+from ostraca_dpu_agent.datapath.flash_io import DriveIO, PartReader, WriteQueue
 from ostraca_dpu_agent.datapath.location.locator import Locator
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Routes
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
@@ -326,11 +327,17 @@ class RequestContext:
         self.staged = StagedBlocks()
         self.locator = Locator(agent, owners, drives, here)
         self.estimator = LatencyEstimator(settings.flow.wave_bytes, threading.Lock())
+        self.writes = WriteQueue(
+            wait_s=self.settings.write_behind_s,
+            wait_bytes_max=min(self.settings.put_group_bytes, staging.put_bytes_max // 4),
+        )
+        staging.on_wait = self.writes.flush
         self.reader = PartReader(staging, drives, self.estimator, clock)
         self.counters = DataPathCounters(
             staging.cache.prefetched, self.estimator.estimates, lambda: self.locator.found_earlier
         )
         self.tasks = Tasks("the data path")
+        self.commits = Commits(owners, self.tasks, clock)
         self.checkers = ThreadPoolExecutor(
             _CHECK_THREADS, thread_name_prefix="ostraca-check", initializer=show_name, initargs=("check",)
         )
@@ -338,6 +345,7 @@ class RequestContext:
 
     async def close(self, *, within_s: float) -> bool:
         """Wait for the end of all work; return whether all has ended."""
+        self.writes.flush()
         ended = await self.tasks.finish(within_s=within_s)
         self.checkers.shutdown(wait=False)
         return ended

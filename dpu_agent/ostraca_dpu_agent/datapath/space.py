@@ -8,14 +8,12 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca_dpu_agent.datapath.commits import Commits, ReservedShard
 from ostraca_dpu_agent.datapath.location.routing import (
-    BlockSource,
     Routes,
     ShardPart,
     group_by_drive,
@@ -33,12 +31,9 @@ from ostraca_fabric.runtime.tasks import gathered
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import distinct
 from ostraca_fabric.wire.messages import (
-    Commit,
-    Committed,
     Release,
     Reserve,
     Reserved,
-    ShardCommit,
     ShardRelease,
     ShardReservations,
     ShardWants,
@@ -54,22 +49,6 @@ _IS_RETRYABLE = np.isin(np.arange(256), (Reason.BUSY, Reason.INDEX_FULL))
 """Reasons of an owner that may accept the block a moment later."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReservedShard(BlockSource):
-    """A shard with space for some of a put's blocks."""
-
-    owner_epoch: int
-
-    until_s: float
-    """End of the reservations, counted from before the request."""
-
-    def stands(self, fabric_map: FabricMap, now_s: float) -> bool:
-        """Return whether the owner grants this space to no other put now, as far as the map tells."""
-        claim = fabric_map.claims.get(self.shard)
-        is_owner = claim is not None and (claim.agent, claim.epoch) == (self.owner, self.owner_epoch)
-        return is_owner and now_s < self.until_s
-
-
 class Space:
     """Space for the blocks of a put.
 
@@ -79,6 +58,7 @@ class Space:
     def __init__(
         self,
         owners: Owners,
+        commits: Commits,
         blocks: RequestBlocks,
         end: End,
         *,
@@ -92,6 +72,7 @@ class Space:
         *ttl_s* is the put's, and *pool* the flash pool of its blocks.
         """
         self._owners = owners
+        self._commits = commits
         self._blocks = blocks
         self._end = end
         self._clock = clock
@@ -177,10 +158,14 @@ class Space:
 
         *tags*: those of the whole put, (n, 16).
         """
-        by_owner: dict[AgentId, list[tuple[ReservedShard, Positions]]] = {}
-        for target, rows in self.by_target(positions):
-            by_owner.setdefault(target.owner, []).append((target, positions[rows]))
-        await gathered([self._commit_at(owner, parts, tags) for owner, parts in by_owner.items()])
+        seeds = self._blocks.seeds
+        begun = [
+            (its := positions[rows], self._commits.submit(target, self._numbers[its], tags[its], seeds[its]))
+            for target, rows in self.by_target(positions)
+        ]
+        for its, committed in begun:
+            outcomes = await committed
+            self._end(its, outcomes.states, outcomes.reasons)
 
     def release(self, positions: Positions, *, may_land: bool = False) -> None:
         """Give back reservations without unfinished writes.
@@ -283,33 +268,6 @@ class Space:
         self._target[part.positions[is_reserved]] = len(self._targets) - 1
         self.is_busy[part.positions] = (states == PutState.DECLINED) & _IS_RETRYABLE[reasons]
         self._end(part.positions[~is_reserved], states[~is_reserved], reasons[~is_reserved])
-
-    async def _commit_at(
-        self, owner: AgentId, parts: list[tuple[ReservedShard, Positions]], tags: NDArray[np.uint8]
-    ) -> None:
-        commits = tuple(
-            ShardCommit(
-                target.shard,
-                target.owner_epoch,
-                self._numbers[positions].tobytes(),
-                tags[positions].tobytes(),
-                self._blocks.seeds[positions].tobytes(),
-            )
-            for target, positions in parts
-        )
-        left_s = min(target.until_s for target, _ in parts) - self._clock()
-        try:
-            answer = await self._owners.ask(owner, Commit(0, left_s, commits))
-        except (TimeoutError, ConnectError):
-            answer = None
-        shards = answer.shards if isinstance(answer, Committed) else ()
-        for number, (_, positions) in enumerate(parts):
-            # Without an answer the outcome is unknown: the owner may have listed the blocks, or may later.
-            self._end(positions, PutState.LATE, Reason.NO_OWNER)
-            if number < len(shards):
-                with suppress(MalformedError):
-                    states = codec.u8(shards[number].states, len(positions))
-                    self._end(positions, states, codec.u8(shards[number].reasons, len(positions)))
 
 
 def depths_of(spans: Sequence[Span]) -> NDArray[np.uint32]:

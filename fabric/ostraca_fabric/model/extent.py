@@ -17,6 +17,7 @@ format time. Between the superblock's copy and segment 0 lie two copies of the v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NewType
 
@@ -92,6 +93,18 @@ class Pieces:
         """Return a single piece that covers all of *memory*."""
         lengths = np.array([memory.nbytes], np.uint32)
         return cls(memory, np.zeros(1, np.int64), np.array([drive_offset], np.int64), lengths)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Pieces]) -> Pieces:
+        """Return one or more parts behind each other, all of one memory."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(
+            parts[0].memory,
+            np.concatenate([part.memory_offsets for part in parts]),
+            np.concatenate([part.drive_offsets for part in parts]),
+            np.concatenate([part.lengths for part in parts]),
+        )
 
     def __len__(self) -> int:
         """Count the pieces."""

@@ -19,8 +19,8 @@ from tests.support.agent.assembly import (
     until,
 )
 
-from ostraca_dpu_agent.datapath.arrivals import Arrivals
 from ostraca_dpu_agent.datapath.put import PutRun
+from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason

@@ -22,11 +22,12 @@ from ostraca_dpu_agent.controller.claim_validity import ClaimValidity
 from ostraca_dpu_agent.controller.placement_epochs import EpochRetirementDue
 from ostraca_dpu_agent.controller.served_shard import ServedShard, adopt_late_commits
 from ostraca_dpu_agent.controller.served_shards import ServedShards
-from ostraca_dpu_agent.datapath.arrivals import Arrivals
+from ostraca_dpu_agent.datapath import commits
 from ostraca_dpu_agent.datapath.location.locator import Locator
 from ostraca_dpu_agent.datapath.location.routing import MapPlacements, Routes
 from ostraca_dpu_agent.datapath.put import MovedGroup, PutRun
 from ostraca_dpu_agent.datapath.space import Space
+from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.server.dispatcher import RequestDispatcher
 from ostraca_dpu_agent.shards.core import ShardCore, shard_core
@@ -163,17 +164,14 @@ def promises_are_broken() -> None:
 
 
 def no_word_of_a_commit_is_good_word() -> None:
-    begin_space = Space.__init__
+    share_out = commits._share_out
 
-    def hopeful(self: Space, owners: Any, its: Any, end: Any, **named: Any) -> None:
-        def hopefully(positions: Any, states: Any, reasons: Any) -> None:
-            if states is PutState.LATE and reasons is Reason.NO_OWNER:
-                states, reasons = PutState.COMMITTED, Reason.NONE
-            end(positions, states, reasons)
+    def hopeful(parts: Any, committed: Any) -> None:
+        share_out(parts, committed)
+        for part in parts if committed is None else ():
+            part.answer.result().set(slice(None), PutState.COMMITTED)
 
-        begin_space(self, owners, its, hopefully, **named)
-
-    _change(Space, "__init__", hopeful)
+    _change(commits, "_share_out", hopeful)
 
 
 def what_is_being_written_exists() -> None:

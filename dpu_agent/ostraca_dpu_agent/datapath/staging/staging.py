@@ -128,6 +128,8 @@ class Staging:
         self._quarantined_cached: set[StagingLease] = set()
         """Leases of cached blocks in quarantine."""
         self._queues: dict[Purpose, WaitQueue] = {purpose: {} for purpose in Purpose}
+        self.on_wait: Callable[[], None] = lambda: None
+        """Called when a lease begins to wait for memory."""
 
     @property
     def held_bytes(self) -> int:
@@ -199,6 +201,7 @@ class Staging:
     async def _wait(
         self, waiter: Waiter, within_s: float, given_up: asyncio.Future[None] | None
     ) -> StagingLease | LeaseRefusal:
+        self.on_wait()
         until: set[asyncio.Future[Any]] = {waiter.result} if given_up is None else {waiter.result, given_up}
         await asyncio.wait(until, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
         if waiter.result.done():
