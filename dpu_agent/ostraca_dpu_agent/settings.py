@@ -95,7 +95,7 @@ class FlowSettings:
     """Blocks of a put that hold staging and are committed together. Each group costs the shard owner an
     answer and a summary write."""
 
-    write_behind_s: float = 0.02
+    write_behind_s: float = 0.05
     """Wait of staged blocks for others to share a flash write and a commit. Larger values cost less processor
     time per small put; staged blocks hold staging for longer. 0: no wait."""
 

@@ -75,8 +75,7 @@ class DriveIO:
 class WriteQueue:
     """Writes of verified blocks. Writes of a drive that begin in the same turn of the loop are one write.
 
-    Staged blocks wait for a turn of their drive first, so that small puts share a write and a commit, and no
-    put waits for the writes of earlier puts.
+    Staged blocks wait for a turn of their drive first. So small puts share a write and a commit.
     """
 
     def __init__(self, *, wait_s: float, wait_bytes_max: int) -> None:

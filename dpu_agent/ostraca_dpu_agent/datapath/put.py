@@ -391,7 +391,7 @@ class PutRun(TransferRun[Put]):
 
         After the end of the request, no further block may be stored.
         """
-        await until_done(arrivals.checked)
+        await arrivals.checked
         del self._moving[stream]
         if not self._deadline.is_over():
             self._note_checked(group, _AT_CHECK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from tests.support.agent.assembly import (
 )
 
 from ostraca_dpu_agent.datapath.put import PutRun
+from ostraca_dpu_agent.datapath.staging import arrivals as arrivals_module
 from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
@@ -187,7 +189,10 @@ async def test_blocks_whose_check_crashes_are_not_stored_and_the_log_says_so(
 
 
 @pytest.mark.parametrize("is_in_a_thread", [False, True])
-async def test_blocks_that_arrive_after_the_checkers_stop_stay_unchecked(*, is_in_a_thread: bool) -> None:
+async def test_blocks_that_arrive_after_the_checkers_stop_stay_unchecked(
+    monkeypatch: pytest.MonkeyPatch, *, is_in_a_thread: bool
+) -> None:
+    monkeypatch.setattr(arrivals_module, "_SMALL_BYTES", 0)
     checkers = ThreadPoolExecutor(1)
     checkers.shutdown()
     arrivals = Arrivals(check_of_two_pages(), checkers)
@@ -199,3 +204,26 @@ async def test_blocks_that_arrive_after_the_checkers_stop_stay_unchecked(*, is_i
     arrivals.end()
     await until(arrivals.checked.done)
     assert arrivals.check.states.tolist() == [PieceState.PENDING] * 2
+
+
+@pytest.mark.parametrize("small_bytes", [2 * PAGE_BYTES, 2 * PAGE_BYTES - 1])
+async def test_few_bytes_are_checked_where_they_arrive(
+    monkeypatch: pytest.MonkeyPatch, small_bytes: int
+) -> None:
+    monkeypatch.setattr(arrivals_module, "_SMALL_BYTES", small_bytes)
+    checked_by, check = [], check_of_two_pages()
+    run = TagCheck.run
+
+    def running(self: TagCheck, rows: slice) -> object:
+        checked_by.append(threading.current_thread().name)
+        return run(self, rows)
+
+    monkeypatch.setattr(TagCheck, "run", running)
+    with ThreadPoolExecutor(1, "checker") as checkers:
+        arrivals = Arrivals(check, checkers)
+        await asyncio.to_thread(arrivals.arrive, 0, 1)
+        arrivals.arrive(1, 2)
+        arrivals.end()
+        await arrivals.checked
+    assert check.states.tolist() == [PieceState.GOOD] * 2
+    assert [name == "checker_0" for name in checked_by] == [small_bytes < 2 * PAGE_BYTES] * 2

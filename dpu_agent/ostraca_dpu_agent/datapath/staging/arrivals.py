@@ -17,6 +17,9 @@ from ostraca_fabric.tables.digests import TagCheck, blank_rests
 
 log = logging.getLogger(__name__)
 
+_SMALL_BYTES = 2 << 20
+"""Fewer bytes are checked where they arrive: passing them to another thread takes longer than the check."""
+
 
 class Arrivals:
     """Blocks on their way into slots of staging."""
@@ -33,6 +36,7 @@ class Arrivals:
         """Done once no block will arrive, and all arrived blocks are checked. Never raises."""
 
         self._checkers = checkers
+        self._is_small = int(check.lengths.sum()) <= _SMALL_BYTES
         self._loop = asyncio.get_running_loop()
         self._counting = threading.Lock()
         self._unchecked = 1
@@ -46,6 +50,9 @@ class Arrivals:
         with self._counting:
             self._unchecked += 1
         rows = slice(first, last)
+        if self._is_small:
+            self._run(rows)
+            return
         try:
             if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 (the public function raises elsewhere)
                 self._loop.run_in_executor(self._checkers, self._run, rows)
@@ -59,7 +66,9 @@ class Arrivals:
         with self._counting:
             self._unchecked -= 1
             is_over = not self._unchecked
-        if is_over:
+        if is_over and asyncio._get_running_loop() is self._loop:  # noqa: SLF001 (as above)
+            self._note_checked()
+        elif is_over:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
                 self._loop.call_soon_threadsafe(self._note_checked)
 
