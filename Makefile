@@ -21,6 +21,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest --numprocesses $(PYTEST_JOBS) --dist load --maxschedchunk 1
 READY := .venv/.ready
 READY_VLLM := .venv-vllm/.ready
+READY_GPU := .venv-gpu/.ready
 READY_LMCACHE := .venv-lmcache/.ready
 READY_SGLANG := .venv-sglang/.ready
 READY_DYNAMO := .venv-dynamo/.ready-dynamo
@@ -65,6 +66,13 @@ test-sglang: $(READY_SGLANG) ## Run SGLang's host pools and HiCache controller o
 test-dynamo: $(READY_DYNAMO) ## Run Dynamo's router and vLLM workers on a CPU, in an environment of its own (4 GB)
 	@.venv-dynamo/bin/python -m pytest $(addprefix -p no:,vllm_tests sglang_tests trtllm_tests triton_tests) \
 	  tests/sdk/connectors/dynamo $(PYTEST_ARGS)
+
+.PHONY: test-gpu
+test-gpu: $(READY_GPU) ## Run what needs a GPU, or its kernels in Triton's interpreter, in an environment of its own (1.8 GB)
+	@.venv-gpu/bin/python -m pytest tests/sdk/memory/test_gpu_tags.py tests/sdk/memory/test_gpu_blocks.py \
+	  tests/contract/devices $(PYTEST_ARGS)
+	@.venv-gpu/bin/python -c 'import sys, torch; torch.cuda.is_available() or \
+	  sys.exit("torch finds no GPU here: the skipped tests never ran, and the kernels ran in an interpreter only")'
 
 .PHONY: structure
 structure: $(READY) ## Measure structure and prose against their goals (STRUCTURE_ARGS: --check, --static, --get-path, --offenders)
@@ -179,11 +187,14 @@ lock: $(READY) ## Write the lock files anew (LOCK_ARGS=--upgrade for newer versi
 
 .PHONY: clean
 clean: ## Remove .venv and every cache
-	rm -rf .venv .venv-vllm .venv-lmcache .venv-sglang .venv-dynamo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist demo/out fabric/ostraca_fabric/native/*.so
+	rm -rf .venv .venv-gpu .venv-vllm .venv-lmcache .venv-sglang .venv-dynamo .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist demo/out fabric/ostraca_fabric/native/*.so
 	find $(CODE) tests benchmarks demo scripts __pycache__ -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 $(READY): scripts/setup requirements.lock requirements-compiler.lock pyproject.toml hatch_build.py $(NATIVE)
 	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup
+
+$(READY_GPU): scripts/setup-gpu pyproject.toml
+	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup-gpu
 
 $(READY_VLLM): scripts/setup-vllm pyproject.toml
 	@PYTHON='$(PYTHON)' OSTRACA_TORCH='$(OSTRACA_TORCH)' scripts/setup-vllm

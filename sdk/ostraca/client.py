@@ -97,7 +97,7 @@ def connect(
             connections = ConnectionManager(targets, identity, arena, chosen, worker)
             copy_pool = CopyPool(chosen.copy_threads or threads_for(len(os.sched_getaffinity(0))))
             runner = JobRunner(
-                Runtime(chosen, arena, copy_pool, connections, CudaDevices(), direct),
+                Runtime(chosen, arena, copy_pool, connections, CudaDevices(gpu_tags=chosen.gpu_tags), direct),
                 f"client {worker} of tenant {name}",
             )
         except BaseException:

@@ -109,6 +109,12 @@ class ClientSettings:
     creates no threads.
     """
 
+    gpu_tags: bool = False
+    """Whether GPUs, not the host, compute the tags of blocks in CUDA tensors. Copies between host and GPU are
+    then verified, too. Needs ``ostraca[gpu]`` and some tens of MiB of free memory on each GPU. The first
+    operation on a GPU compiles kernels, which takes seconds. Never run on a GPU.
+    """
+
     submitted_max: int = 4096
     """Operations submitted and not yet taken. Further operations are declined at once as OVERLOADED, so that
     memory stays bounded if a caller never takes results.

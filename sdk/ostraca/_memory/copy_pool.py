@@ -216,15 +216,30 @@ def verified_slices(
 
     Columns and errors are those of ``ostraca_fabric.tables.digests.are_good``.
     """
+    for some in slices_until(lengths, until_s):
+        yield (
+            some,
+            check_tags(memory, offsets[some], lengths[some], seeds[some], tags[some], copy_pool=copy_pool),
+        )
+
+
+def check_tags(
+    memory: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.uint32],
+    seeds: NDArray[np.uint64],
+    tags: NDArray[np.uint8],
+    *,
+    copy_pool: CopyPool,
+) -> NDArray[np.bool_]:
+    """Check tags in the copy pool, as ``ostraca_fabric.tables.digests.are_good``."""
     good = np.zeros(len(lengths), np.bool_)
-    for some in _slices_until(lengths, until_s):
 
-        def check(share: slice, begin: int = some.start) -> None:
-            part = slice(begin + share.start, begin + share.stop)
-            good[part] = are_good(memory, offsets[part], lengths[part], seeds[part], tags[part])
+    def check(share: slice) -> None:
+        good[share] = are_good(memory, offsets[share], lengths[share], seeds[share], tags[share])
 
-        copy_pool.share(lengths[some], check)
-        yield some, good[some]
+    copy_pool.share(lengths, check)
+    return good
 
 
 def compute_tags(
@@ -245,7 +260,7 @@ def compute_tags(
     return tags
 
 
-def _slices_until(lengths: NDArray[np.uint32], until_s: float) -> Iterator[slice]:
+def slices_until(lengths: NDArray[np.uint32], until_s: float) -> Iterator[slice]:
     """Cut blocks into slices of a few milliseconds of hashing, while time is left.
 
     Hashing can't be interrupted, so the clock is read between slices. A slice has at least one block.

@@ -5,10 +5,18 @@ Blocks cross in the arena, one copy away from device memory. Such copies run asy
 any device. The counterpart for host memory is ``ostraca._memory.host_blocks``. As there, a block is a tensor
 or a list of tensors. All blocks of one call are on devices or none.
 
-**Tags.** A put from host memory computes tags from the caller's bytes, before the copy. Device memory can't
-be hashed in place, so the tag comes from the copy in the slot, after the end of the copy. A copy that goes
-wrong without an error is therefore not detected; all later damage is. A get verifies the slot, as always, and
-copies only good blocks.
+**Tags of the host.** A put from host memory computes tags from the caller's bytes, before the copy. The host
+can't hash device memory in place, so the tag comes from the copy in the slot, after the end of the copy. A
+copy that goes wrong without an error is therefore not detected; all later damage is. A get verifies the slot,
+as always, and copies only good blocks.
+
+**Tags of the device.** A device that computes tags has ``DeviceStaging``: memory for the blocks of a wave,
+back to back. A put computes tags there before the blocks leave the device, a get after they have arrived. So
+a bad copy between host and device is a failed check. Only good blocks are copied from staging to the caller's
+memory. Adjacent slots cross in one copy.
+
+If a block is shorter than ``Devices.tagged_bytes_min``, the host computes all tags of the operation, likewise
+for blocks on several devices. Without memory left for staging, the host computes the tags of the wave.
 
 **Ends.** Copies run beside the driver's thread. A job waits for them before the release of a slot, at any
 end: success, deadline or ``cancel``. After an operation's end no copy writes to a device, and no slot read by
@@ -17,16 +25,20 @@ a copy is reused. An operation may overrun its deadline by the copies then under
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import CopyPool, compute_tags, verified_slices
+from ostraca._memory.copy_pool import CopyPool, check_tags, compute_tags, slices_until
 from ostraca._protocol.operations import no_verdicts, verdicts_of
 from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import TransportError, UsageError
+from ostraca_fabric.tables.digests import TAG_BYTES
 
 
 class DevicePart(NamedTuple):
@@ -41,8 +53,42 @@ class DevicePart(NamedTuple):
     """Bytes of all items, copied in C order."""
 
 
+class DeviceStaging(Protocol):
+    """Memory of one device for the blocks of a wave, where the device computes their tags.
+
+    Valid until ``Copies.wait``. Each call but ``tags`` only starts copies, ordered after the earlier ones.
+    Positions (*at*) are in bytes. All calls raise TransportError.
+    """
+
+    def from_parts(self, parts: Iterable[tuple[int, DevicePart]]) -> None:
+        """Start copies of the caller's memory, each to its position."""
+
+    def to_parts(self, parts: Iterable[tuple[int, DevicePart]]) -> None:
+        """Start copies to the caller's memory, each from its position."""
+
+    def from_host(self, host: NDArray[np.uint8], at: int) -> None:
+        """Start a copy of pinned memory to position *at*."""
+
+    def to_host(self, at: int, host: NDArray[np.uint8]) -> None:
+        """Start a copy to pinned memory."""
+
+    def tags(
+        self, positions: NDArray[np.int64], lengths: NDArray[np.uint32], seeds: NDArray[np.uint64]
+    ) -> NDArray[np.uint8]:
+        """Return the tags of blocks here, once all copies so far have ended: shape (n, 16).
+
+        Arguments have shape (n,). Positions are multiples of ``STAGING_ALIGNMENT``. Raises TransportError.
+        """
+
+
 class Copies(Protocol):
     """Copies of one operation. Call ``wait`` before any other use of the host memory."""
+
+    def staging(self, device: Hashable, staging_bytes: int, blocks: int) -> DeviceStaging | None:
+        """Return new memory of *device*, for so many blocks; None without memory left there.
+
+        Only for devices with ``Devices.tagged_bytes_min``.
+        """
 
     def to_device(self, part: DevicePart, host: NDArray[np.uint8]) -> None:
         """Start a copy of *host*, of ``payload_bytes``, to the device.
@@ -63,6 +109,10 @@ class Copies(Protocol):
 
 class Devices(Protocol):
     """Devices of one client. Thread-safe."""
+
+    @property
+    def tagged_bytes_min(self) -> int:
+        """Shortest block with a tag from the device; 0 if the host computes all tags."""
 
     def look(self, value: object) -> DevicePart | None:
         """Return device memory as a part; None for any other value.
@@ -92,6 +142,36 @@ class Devices(Protocol):
         """
 
 
+class _Wave:
+    """Slots of blocks that cross together, and their positions in staging."""
+
+    def __init__(
+        self,
+        memory: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.uint32],
+        seeds: NDArray[np.uint64],
+    ) -> None:
+        self.memory, self.offsets, self.lengths, self.seeds = memory, offsets, lengths, seeds
+        spans = -(-lengths.astype(np.int64) // STAGING_ALIGNMENT) * STAGING_ALIGNMENT
+        self.positions = np.cumsum(spans) - spans
+        self.staging_bytes = int(spans.sum())
+
+    def runs(self) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+        """Yield adjacent slots as one piece of memory, with their position in staging.
+
+        Raises ValueError for a block beyond memory.
+        """
+        ends = self.offsets + self.lengths
+        if (self.offsets < 0).any() or (ends > self.memory.nbytes).any():
+            raise ValueError("a block would reach outside of memory")
+        shifts = self.offsets - self.positions
+        is_joined = (self.offsets[1:] == ends[:-1]) & (shifts[1:] == shifts[:-1])
+        cuts = [0, *(np.flatnonzero(~is_joined) + 1).tolist(), len(ends)]
+        for first, last in pairwise(cuts):
+            yield int(self.positions[first]), self.memory[self.offsets[first] : ends[last - 1]]
+
+
 class DeviceBlocks:
     """Blocks of one operation, each with one or more parts.
 
@@ -103,7 +183,13 @@ class DeviceBlocks:
         self._devices = devices
         self._blocks = blocks
         self.lengths = np.array([sum(part.payload_bytes for part in block) for block in blocks], np.uint32)
-        self._copies = devices.copies({part.device for block in blocks for part in block})
+        used = {part.device for block in blocks for part in block}
+        self._copies = devices.copies(used)
+        self._tagging: Hashable | None = None
+        """The only device, if it computes the tags."""
+        tagged_bytes_min = devices.tagged_bytes_min
+        if tagged_bytes_min and len(used) == 1 and int(self.lengths.min()) >= tagged_bytes_min:
+            (self._tagging,) = used
 
     def prepare(self, memory: NDArray[np.uint8]) -> None:
         """Pin the arena, unless an earlier operation did. Raises UsageError."""
@@ -118,22 +204,32 @@ class DeviceBlocks:
         first: int,
         copy_pool: CopyPool,
     ) -> NDArray[np.uint8]:
-        """Copy blocks as ``HostBlocks.gather``, with tags of the copied bytes.
+        """Copy blocks as ``HostBlocks.gather``, with tags of the device or of the copied bytes.
 
         Raises TransportError if a copy failed.
         """
         lengths = self.lengths[first : first + len(offsets)]
         assert len(lengths) == len(offsets) == len(seeds), "as many blocks as were checked"
         self.prepare(memory)
-        try:
-            for block, offset in enumerate(offsets.tolist(), first):
-                for part, host in self._slots(block, memory, offset):
-                    self._copies.from_device(part, host)
-        finally:
-            has_ended = self._copies.wait()
-        if not has_ended:
+        tags = np.empty((len(offsets), TAG_BYTES), np.uint8)
+        untagged: list[slice] = []
+        with self._telling_lost_copies():
+            for some in slices_until(lengths, math.inf):
+                wave = _Wave(memory, offsets[some], lengths[some], seeds[some])
+                staged = self._stage(wave)
+                if staged is not None:
+                    self._pack(wave, staged, first + some.start)
+                    tags[some] = staged.tags(wave.positions, wave.lengths, wave.seeds)
+                    continue
+                untagged.append(some)
+                for block, offset in enumerate(wave.offsets.tolist(), first + some.start):
+                    for part, host in self._slots(block, memory, offset):
+                        self._copies.from_device(part, host)
+        if not self._copies.wait():
             raise TransportError(COPY_FAILED)
-        return compute_tags(memory, offsets, lengths, seeds, copy_pool=copy_pool)
+        for some in untagged:
+            tags[some] = compute_tags(memory, offsets[some], lengths[some], seeds[some], copy_pool=copy_pool)
+        return tags
 
     def scatter(
         self,
@@ -151,18 +247,71 @@ class DeviceBlocks:
         This thread starts all copies. Raises TransportError.
         """
         lengths, verdicts = self.lengths[positions], no_verdicts(len(positions))
-        for some, good in verified_slices(
-            memory, offsets, lengths, seeds, tags, until_s=until_s, copy_pool=copy_pool
-        ):
-            for row in (some.start + np.flatnonzero(good)).tolist():
-                for part, host in self._slots(int(positions[row]), memory, int(offsets[row])):
-                    self._copies.to_device(part, host)
-            verdicts[some] = verdicts_of(good)
+        with self._telling_lost_copies():
+            for some in slices_until(lengths, until_s):
+                wave = _Wave(memory, offsets[some], lengths[some], seeds[some])
+                staged = self._stage(wave)
+                if staged is None:
+                    good = check_tags(
+                        memory, wave.offsets, wave.lengths, wave.seeds, tags[some], copy_pool=copy_pool
+                    )
+                else:
+                    for at, host in wave.runs():
+                        staged.from_host(host, at)
+                    found = staged.tags(wave.positions, wave.lengths, wave.seeds)
+                    good = (found == tags[some]).all(axis=1)
+                self._deliver(wave, staged, positions[some], good)
+                verdicts[some] = verdicts_of(good)
         return verdicts
 
     def wait(self) -> bool:
         """Wait for all copies; False if the state of a copy is unknown."""
         return self._copies.wait()
+
+    @contextmanager
+    def _telling_lost_copies(self) -> Iterator[None]:
+        """Raise a TransportError with a remedy if the state of a copy is unknown."""
+        try:
+            yield
+        except TransportError as error:
+            if self._copies.wait():
+                raise
+            raise TransportError(COPY_FAILED) from error
+
+    def _stage(self, wave: _Wave) -> DeviceStaging | None:
+        """Return memory for a wave on the device that computes its tags."""
+        if self._tagging is None:
+            return None
+        return self._copies.staging(self._tagging, wave.staging_bytes, len(wave.positions))
+
+    def _pack(self, wave: _Wave, staged: DeviceStaging, first: int) -> None:
+        """Start copies of blocks from *first* on to staging, and from there to their slots."""
+        blocks = range(first, first + len(wave.positions))
+        staged.from_parts(self._staged_parts(blocks, wave.positions.tolist()))
+        for at, host in wave.runs():
+            staged.to_host(at, host)
+
+    def _deliver(
+        self, wave: _Wave, staged: DeviceStaging | None, blocks: NDArray[np.int64], good: NDArray[np.bool_]
+    ) -> None:
+        """Start copies of good blocks to the caller's memory."""
+        rows = np.flatnonzero(good)
+        if staged is not None:
+            staged.to_parts(self._staged_parts(blocks[rows].tolist(), wave.positions[rows].tolist()))
+            return
+        for block, offset in zip(blocks[rows].tolist(), wave.offsets[rows].tolist(), strict=True):
+            for part, host in self._slots(block, wave.memory, offset):
+                self._copies.to_device(part, host)
+
+    def _staged_parts(
+        self, blocks: Iterable[int], positions: Iterable[int]
+    ) -> Iterator[tuple[int, DevicePart]]:
+        """Yield the parts of blocks, each with its position in staging."""
+        for block, position in zip(blocks, positions, strict=True):
+            at = position
+            for part in self._blocks[block]:
+                yield at, part
+                at += part.payload_bytes
 
     def _slots(
         self, block: int, memory: NDArray[np.uint8], offset: int
@@ -174,6 +323,9 @@ class DeviceBlocks:
             yield part, memory[offset : offset + part.payload_bytes]
             offset += part.payload_bytes
 
+
+STAGING_ALIGNMENT = 16
+"""Blocks begin at multiples of so many bytes in ``DeviceStaging``."""
 
 COPY_FAILED = (
     "copying between the arena and a device failed, and the state of the copy is unknown, so its part of the "

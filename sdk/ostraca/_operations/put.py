@@ -1,7 +1,7 @@
 """Puts from caller memory or from leased slots.
 
 A put computes tags from the caller's bytes, *before* the copy, so that a bad copy is detected. For device
-memory this is impossible (``ostraca._memory.device_blocks``).
+memory this takes a device that computes tags (``ostraca._memory.device_blocks``).
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ostraca._memory.device_blocks import DevicePart, Devices
+from ostraca_fabric.tables.digests import tags_of
 
 PART_BYTES = 1 << 16
 
@@ -16,6 +17,11 @@ class DeviceContract:
 
     @pytest.fixture
     def devices(self) -> Devices:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def tagging_devices(self) -> Devices:
+        """Return devices that compute tags."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -87,6 +93,63 @@ class DeviceContract:
         assert copies.wait()
         assert arena[:24].tolist() == list(range(24))
         assert devices.close()
+
+    def test_a_device_tags_blocks_in_staging_as_the_host_does(
+        self, tagging_devices: Devices, arena: NDArray[np.uint8]
+    ) -> None:
+        devices, random = tagging_devices, np.random.default_rng(2)
+        shortest = devices.tagged_bytes_min
+        lengths = np.array([shortest, 1024, 1025, 4096 + 63, 20_000], np.uint32)
+        positions = np.array([0, 256, 256 + 1024, 4096, 16384], np.int64)
+        seeds = random.integers(0, 1 << 64, len(lengths), np.uint64)
+        content = random.integers(0, 256, 40_000, np.uint8)
+        part = self.part(devices, self.made(content))
+        devices.pin(arena)
+        copies = devices.copies([part.device])
+        staging = copies.staging(part.device, len(content), len(lengths))
+        assert staging is not None
+        staging.from_parts([(0, part)])
+        assert np.array_equal(
+            staging.tags(positions, lengths, seeds), tags_of(content, positions, lengths, seeds)
+        )
+        arena[: len(content)] = content[::-1]
+        staging.from_host(arena[8192:30_000], 8192)
+        content[8192:30_000] = arena[8192:30_000]
+        assert np.array_equal(
+            staging.tags(positions, lengths, seeds), tags_of(content, positions, lengths, seeds)
+        )
+        staging.to_host(100, arena[200:39_200])
+        assert copies.wait()
+        assert np.array_equal(arena[200:39_200], content[100:39_100])
+        assert devices.close()
+
+    def test_blocks_leave_staging_for_the_memory_of_their_parts_alone(
+        self, tagging_devices: Devices, arena: NDArray[np.uint8]
+    ) -> None:
+        devices, content = tagging_devices, np.arange(1, 45, dtype=np.uint8)
+        pool = np.zeros((4, 6, 8), np.uint8)
+        memory = self.made(pool)
+        strided = self.part(devices, memory[1:3, ::2, 3:6])  # type: ignore[index]  # as numpy is indexed
+        dense = self.part(devices, memory[3, 5])  # type: ignore[index]
+        devices.pin(arena)
+        copies = devices.copies([dense.device])
+        staging = copies.staging(dense.device, 64, 2)
+        assert staging is not None
+        arena[5:49] = content
+        staging.from_host(arena[5:49], 0)
+        staging.to_parts([(7, strided), (32, dense)])
+        assert copies.wait()
+        pool[1:3, ::2, 3:6] = content[7:25].reshape(2, 3, 3)
+        pool[3, 5] = content[32:40]
+        assert np.array_equal(self.read(memory), pool)
+        assert devices.close()
+
+    def test_a_device_without_memory_left_stages_nothing(self, tagging_devices: Devices) -> None:
+        part = self.part(tagging_devices, self.made(np.zeros(8, np.uint8)))
+        copies = tagging_devices.copies([part.device])
+        assert copies.staging(part.device, 1 << 45, 1) is None
+        assert copies.wait()
+        assert tagging_devices.close()
 
     def test_nothing_has_to_be_closed_that_was_never_used(self, devices: Devices) -> None:
         assert devices.close()

@@ -22,6 +22,10 @@ class TestStandIn(DeviceContract):
     def devices(self) -> Devices:
         return StandInDevices()
 
+    @pytest.fixture
+    def tagging_devices(self) -> Devices:
+        return StandInDevices(tagged_bytes_min=241)
+
     def made(self, content: NDArray[np.uint8]) -> DeviceArray:
         return DeviceArray(content.copy())
 
@@ -35,6 +39,11 @@ class TestCuda(DeviceContract):
     @pytest.fixture
     def devices(self) -> Devices:
         return CudaDevices()
+
+    @pytest.fixture
+    def tagging_devices(self) -> Devices:
+        pytest.importorskip("triton", reason="triton computes tags on GPUs (make test-gpu)")
+        return CudaDevices(gpu_tags=True)
 
     @pytest.fixture
     def arena(self) -> Iterator[NDArray[np.uint8]]:

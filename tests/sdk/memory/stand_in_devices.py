@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from ostraca._memory.device_blocks import DevicePart
 from ostraca_fabric.errors import TransportError, UsageError
+from ostraca_fabric.tables.digests import tags_of
 
 
 class DeviceArray:
@@ -36,7 +38,13 @@ class StandInDevices:
     Copies of a device run one after the other, in a thread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tagged_bytes_min: int = 0) -> None:
+        self.tagged_bytes_min = tagged_bytes_min
+        self.free_bytes = 1 << 40
+        self.damages = False
+        """Flip a bit in each copy between host and staging."""
+        self.crossings = 0
+        """Copies between host and staging."""
         self.pinned: list[NDArray[np.uint8]] = []
         self.pins = 0
         self.is_closed = False
@@ -113,6 +121,13 @@ class StandInCopies:
         self._devices = devices
         self._begun: list[Future[None]] = []
 
+    def staging(self, device: Hashable, staging_bytes: int, blocks: int) -> StandInStaging | None:
+        assert blocks
+        if staging_bytes > self._devices.free_bytes:
+            return None
+        memory = np.full(staging_bytes, 0xDD, np.uint8)
+        return StandInStaging(self._devices, device, memory, self._begun)
+
     def to_device(self, part: DevicePart, host: NDArray[np.uint8]) -> None:
         assert len(host) == part.payload_bytes
 
@@ -136,3 +151,59 @@ class StandInCopies:
             self._devices.lost()
             return False
         return True
+
+
+class StandInStaging:
+    """Implements ``ostraca._memory.device_blocks.DeviceStaging``.
+
+    Only copies of the caller's memory take their time.
+    """
+
+    def __init__(
+        self,
+        devices: StandInDevices,
+        device: Hashable,
+        memory: NDArray[np.uint8],
+        begun: list[Future[None]],
+    ) -> None:
+        self._devices = devices
+        self._device = device
+        self._memory = memory
+        self._begun = begun
+
+    def from_parts(self, parts: Iterable[tuple[int, DevicePart]]) -> None:
+        for at, part in parts:
+            begun = self._devices.begin(part.device, partial(self._take, at, part))
+            self._begun.append(begun)
+            wait([begun])
+
+    def to_parts(self, parts: Iterable[tuple[int, DevicePart]]) -> None:
+        for at, part in parts:
+            self._begun.append(self._devices.begin(part.device, partial(self._give, at, part)))
+
+    def from_host(self, host: NDArray[np.uint8], at: int) -> None:
+        self._cross(host, self._memory[at : at + host.nbytes])
+
+    def to_host(self, at: int, host: NDArray[np.uint8]) -> None:
+        self._cross(self._memory[at : at + host.nbytes], host)
+
+    def tags(
+        self, positions: NDArray[np.int64], lengths: NDArray[np.uint32], seeds: NDArray[np.uint64]
+    ) -> NDArray[np.uint8]:
+        if self._devices.fails:
+            self._begun.append(self._devices.begin(self._device, lambda: None))
+            raise TransportError("tags can't be computed")
+        return tags_of(self._memory, positions, lengths, seeds)
+
+    def _take(self, at: int, part: DevicePart) -> None:
+        self._memory[at : at + part.payload_bytes] = part.memory.reshape(-1)
+
+    def _give(self, at: int, part: DevicePart) -> None:
+        part.memory[...] = self._memory[at : at + part.payload_bytes].reshape(part.shape)
+
+    def _cross(self, source: NDArray[np.uint8], target: NDArray[np.uint8]) -> None:
+        assert len(source) == len(target)
+        target[:] = source
+        self._devices.crossings += 1
+        if self._devices.damages:
+            target[len(target) // 2] ^= 1

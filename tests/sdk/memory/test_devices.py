@@ -29,10 +29,10 @@ FAR_S = 30.0
 UNTOUCHED = 0xEE
 
 
-@pytest.fixture
-def devices(client: ostraca.Client) -> Iterator[StandInDevices]:
+@pytest.fixture(params=[0, 241], ids=["tags of the host", "tags of the device"])
+def devices(client: ostraca.Client, request: pytest.FixtureRequest) -> Iterator[StandInDevices]:
     """Return the client's devices for all tests of this module."""
-    found = StandInDevices()
+    found = StandInDevices(tagged_bytes_min=request.param)
     client._runtime.devices = found
     yield found
     found.let_go()
@@ -199,6 +199,69 @@ def test_host_memory_and_devices_are_not_mixed_in_one_call(
         with pytest.raises(ostraca.UsageError, match=words):
             volume.get(chain, into=into, deadline_s=FAR_S)
     assert devices.pins == 0, "nothing was begun"
+
+
+# --- tags of the device -------------------------------------------------------------------------------------
+
+
+def test_a_bad_copy_from_a_device_differs_from_its_tag(
+    devices: StandInDevices, volume: ostraca.Volume, agent: ScriptedAgent
+) -> None:
+    devices.tagged_bytes_min, devices.damages = BLOCK_BYTES, True
+    chain, content = volume.chain(hashes(1)), content_of(1)
+    volume.put(chain, source=DeviceArray(content.copy()), deadline_s=FAR_S)
+    (seed,) = tag_seeds(volume._spec.identity, [chain.span()], np.full(1, BLOCK_BYTES, np.uint32)).tolist()
+    ((tag, payload),) = agent.blocks.values()
+    assert tag == tag_of(content[0], seed)
+    assert tag != tag_of(payload, seed)
+
+
+def test_a_bad_copy_to_a_device_is_a_miss_and_does_not_reach_the_caller(
+    devices: StandInDevices, volume: ostraca.Volume
+) -> None:
+    chain, content = stored(volume, 1)
+    devices.tagged_bytes_min, devices.damages = BLOCK_BYTES, True
+    into = on_device(1)
+    got = volume.get(chain, into=into, deadline_s=FAR_S)
+    assert (got.states, got.reasons) == ((BlockState.MISS,), (Reason.DAMAGED,))
+    assert (into.read == UNTOUCHED).all()
+    devices.damages = False
+    assert volume.get(chain, into=into, deadline_s=FAR_S).hits == 1
+    assert np.array_equal(into.read, content)
+
+
+def test_blocks_of_adjacent_slots_leave_the_device_in_one_copy(
+    devices: StandInDevices, volume: ostraca.Volume
+) -> None:
+    devices.tagged_bytes_min = BLOCK_BYTES
+    content = content_of(16)
+    put = volume.put(volume.chain(hashes(16)), source=DeviceArray(content.copy()), deadline_s=FAR_S)
+    assert (put.accepted, devices.crossings) == (16, 1)
+
+
+@pytest.mark.parametrize(
+    ("tagged_bytes_min", "free_bytes", "device"),
+    [
+        (BLOCK_BYTES + 1, 1 << 40, "stand-in:0"),  # a block is too short
+        (BLOCK_BYTES, BLOCK_BYTES - 1, "stand-in:0"),  # the device has no memory left
+        (BLOCK_BYTES, 1 << 40, "stand-in:1"),  # blocks on several devices
+    ],
+)
+def test_the_host_computes_tags_where_the_device_can_not(
+    devices: StandInDevices,
+    volume: ostraca.Volume,
+    tagged_bytes_min: int,
+    free_bytes: int,
+    device: str,
+) -> None:
+    devices.tagged_bytes_min, devices.free_bytes = tagged_bytes_min, free_bytes
+    chain, content = volume.chain(hashes(2)), content_of(2)
+    source = [DeviceArray(content[0].copy()), DeviceArray(content[1].copy(), device)]
+    assert volume.put(chain, source=source, deadline_s=FAR_S).accepted == 2
+    into = [on_device(1)[0], DeviceArray(np.zeros(BLOCK_BYTES, np.uint8), device)]
+    assert volume.get(chain, into=into, deadline_s=FAR_S).hits == 2
+    assert [block.read.tobytes() for block in into] == [block.tobytes() for block in content]
+    assert devices.crossings == 0
 
 
 # --- slots and pinning --------------------------------------------------------------------------------------
