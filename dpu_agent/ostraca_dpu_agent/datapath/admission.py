@@ -323,7 +323,8 @@ class GetAdmission:
                 self._moving_bytes -= moved_bytes
 
     def leave_to_worker(self, locations: BlockLocations, positions: NDArray[np.intp]) -> None:
-        """Remove blocks that the worker reads itself from the bookings."""
+        """Remove blocks that the worker reads itself from the bookings and the estimate."""
+        self._estimated = None
         if self._booking:
             for drive, its in locations.by_drive(positions):
                 self.start_read(drive, locations.lengths[its])

@@ -267,7 +267,7 @@ class DataPath:
         """
         name, blocks = operation.name, sum(map(len, request.spans))
         tenants = self.context.staging.tenants
-        if not self._has_room_for(holder.tenant):
+        if not self.context.has_room_for(holder.tenant):
             self.context.counters.decline(name, blocks, Reason.OVERLOADED)
             raise RefusedError(
                 "overloaded",
@@ -314,10 +314,6 @@ class DataPath:
         self.context.record(operation.name, keys, outcomes)
         self.context.counters.tallies[operation.name].timed(0.0)
         return operation.done(request.request, *outcomes.encode())
-
-    def _has_room_for(self, tenant: TenantId) -> bool:
-        tenants = self.context.staging.tenants
-        return tenants.may_add(tenants.requests, tenant, self.context.requests_max)
 
     def _is_served_here(self, request: BlockRequest) -> bool:
         return not isinstance(request, Prefetch) or request.at in ("", self._agent)

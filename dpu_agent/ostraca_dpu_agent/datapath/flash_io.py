@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.admission import LatencyEstimator, LoadQueue
-from ostraca_dpu_agent.datapath.location.extents import ExtentOffer
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.datapath.staging.staging import Staging
@@ -35,8 +34,6 @@ from ostraca_fabric.tables.digests import GOOD, TagCheck
 _Wave = TypeVar("_Wave")
 
 _BegunWrite = tuple[Pieces, asyncio.Future[NDArray[np.bool_]]]
-
-_NO_OFFSETS = np.empty(0, np.int64)
 
 _PROGRESSES = 4
 """Times that the progress of a read is told: each costs the event loop a turn."""
@@ -205,8 +202,7 @@ class ReadPlan:
 
         *seeds* are those of the whole request. Parts keep the order of the request.
         """
-        bases = np.array([source.base for source in locations.sources], np.int64)
-        offsets = bases[locations.source] + locations.offsets.astype(np.int64) if len(bases) else _NO_OFFSETS
+        offsets = locations.drive_offsets()
         ordered: list[NDArray[np.intp]] = []
         queues: list[tuple[DriveId, deque[slice]]] = []
         first = 0
@@ -231,21 +227,6 @@ class ReadPlan:
             seeds[order],
             locations.tags[order],
             queues,
-        )
-
-    def take(self, drives: Collection[DriveId]) -> ExtentOffer | None:
-        """Take the blocks on *drives* out of the queues, for the worker to read; None without any."""
-        taken = [(drive, parts) for drive, parts in self.queues if drive in drives]
-        if not taken:
-            return None
-        self.queues[:] = [queue for queue in self.queues if queue[0] not in drives]
-        ends = [(drive, parts[0].start, parts[-1].stop) for drive, parts in taken]
-        rows = np.concatenate([np.arange(first, last) for _, first, last in ends])
-        return ExtentOffer(
-            self.positions[rows],
-            self.drive_offsets[rows],
-            self.tags[rows],
-            [(drive, last - first) for drive, first, last in ends],
         )
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -28,7 +29,7 @@ from ostraca_dpu_agent.datapath.flash_io import (
     waves_of_one_size,
 )
 from ostraca_dpu_agent.datapath.location.extents import ExtentOffer
-from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations
+from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations, Pins
 from ostraca_dpu_agent.datapath.request import (
     Deadline,
     RequestContext,
@@ -47,6 +48,7 @@ from ostraca_fabric.ports.transport import TransferEnd, WaveNews, WaveStream
 from ostraca_fabric.runtime.tasks import until_done
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
+from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import ExtentsRead, Get, GetDone, GetProgress
 
 _REFUSED = {LeaseRefusal.DEADLINE: BlockState.LATE, LeaseRefusal.GIVEN_UP: BlockState.MISS}
@@ -129,8 +131,8 @@ class GetRun(TransferRun[Get]):
         """Positions and tags of delivered blocks that the worker hears of by the answer."""
         self._streams: dict[WaveStream, MovedPart] = {}
         """Streams that have not ended."""
-        self._extents_read: asyncio.Future[ExtentsRead] | None = None
-        """Report of the worker on blocks that it reads itself."""
+        self._offered = NO_POSITIONS
+        """Blocks left to the worker to read, recorded by its report."""
         self._admission = GetAdmission(
             context.estimator,
             context.clock,
@@ -146,8 +148,6 @@ class GetRun(TransferRun[Get]):
         must_settle = True
         try:
             await self._deadline.wait([delivery])
-            if self._extents_read is not None:
-                self._extents_read.cancel()
             self._quarantine()
             unsettled = self._stop_streams()
             must_settle = len(unsettled) > 0
@@ -155,7 +155,12 @@ class GetRun(TransferRun[Get]):
             self._admission.close()
             if must_settle:
                 delivery.add_done_callback(self._send_settled)
-        self._record("get")
+        if self._deadline.stopped.done():
+            self._worker.end_reads(self._request.request)
+        if not len(self._offered):
+            self._record("get")
+        elif len(self._offered) < len(self._blocks):
+            self._record("get", np.delete(np.arange(len(self._blocks)), self._offered))
         return GetDone(
             self._request.request,
             *self._outcomes.encode(),
@@ -163,12 +168,19 @@ class GetRun(TransferRun[Get]):
             *map(b"".join, zip(*self._last_waves, strict=True) if self._last_waves else ((), ())),
         )
 
-    def _record(self, operation: str) -> None:
-        """Count and record the outcomes, once answered."""
+    def _record(self, operation: str, positions: NDArray[np.intp] | None = None) -> None:
+        """Count and record the outcomes of blocks, all by default, once answered."""
         if self._deadline.stopped.done():
             self._outcomes.reasons[self._outcomes.states == BlockState.LATE] = Reason.CANCELLED
-        hit_bytes = self._blocks.total_bytes(np.flatnonzero(self._outcomes.states == _HIT))
-        self._context.record(operation, self._blocks.keys, self._outcomes, hit_bytes)
+        keys, outcomes = self._blocks.keys, self._outcomes
+        if positions is not None:
+            keys, outcomes = (
+                keys[positions],
+                Outcomes(outcomes.states[positions], outcomes.reasons[positions]),
+            )
+        hits = np.flatnonzero(outcomes.states == _HIT)
+        hit_bytes = self._blocks.total_bytes(hits if positions is None else positions[hits])
+        self._context.record(operation, keys, outcomes, hit_bytes)
 
     async def _deliver_all(self) -> None:
         """Run all waves, until none uses flash or the arena any more."""
@@ -208,14 +220,18 @@ class GetRun(TransferRun[Get]):
             is_alone = not context.staging.holds(self._worker)
             per_part = context.blocks_per_part(self._slot_bytes, is_alone=is_alone)
             found = self._admit(locations, per_part)
-            plan = ReadPlan.of(locations, self._blocks.seeds, found, per_part=per_part)
-            offer = plan.take(self._worker.direct_drives) if self._may_offer() else None
-            loads = [self._read(plan, per_part)] if plan.queues else []
+            drives = self._direct_drives()
+            offer = ExtentOffer.of(locations, found, drives) if drives else None
             if offer is not None:
-                loads.append(self._offer_extents(offer, locations, per_part))
-            await run_all(context.tasks, loads)
+                self._offer_extents(offer, locations, drives)
+                found = np.setdiff1d(found, offer.positions)
+            if len(found):
+                plan = ReadPlan.of(locations, self._blocks.seeds, found, per_part=per_part)
+                lanes = context.parts_at_once(context.settings.reads_ahead, per_part * self._slot_bytes)
+                queues = interleave_drives(plan.queues, lanes=lanes)
+                await run_all(context.tasks, [self._lane(plan, *queue) for queue in queues])
         finally:
-            context.locator.release(locations)
+            context.locator.release(locations.pins)
         self._admission.end_loads()
 
     def _find_staged(self, is_here: NDArray[np.bool_]) -> list[StagedWave]:
@@ -339,37 +355,46 @@ class GetRun(TransferRun[Get]):
             self._decide(np.setdiff1d(found, admitted), BlockState.DECLINED, Reason.TOO_SLOW)
         return admitted
 
-    async def _read(self, plan: ReadPlan, per_part: int) -> None:
-        """Deliver the blocks of a plan."""
-        context = self._context
-        lanes = context.parts_at_once(context.settings.reads_ahead, per_part * self._slot_bytes)
-        queues = interleave_drives(plan.queues, lanes=lanes)
-        await run_all(context.tasks, [self._lane(plan, *queue) for queue in queues])
+    def _direct_drives(self) -> Mapping[DriveId, int]:
+        """Return the drives that the worker may read itself: once per get, and not after its end."""
+        drives, tenant, context = self._worker.direct_drives, self._worker.tenant, self._context
+        is_first = not (len(self._offered) or self._request.is_again or self._deadline.is_over())
+        may_read = drives and is_first and context.may_read_directly(tenant) and context.has_room_for(tenant)
+        return drives if may_read else {}
 
-    def _may_offer(self) -> bool:
-        """Return whether the worker may read blocks itself: once per get, and only while it is waited for."""
-        worker, is_first = self._worker, self._extents_read is None
-        may_read = bool(worker.direct_drives) and self._context.may_read_directly(worker.tenant)
-        return may_read and is_first and not self._deadline.is_over()
-
-    async def _offer_extents(self, offer: ExtentOffer, locations: BlockLocations, per_part: int) -> None:
-        """Have the worker read blocks itself, then deliver those that it could not read."""
-        context, worker = self._context, self._worker
+    def _offer_extents(
+        self, offer: ExtentOffer, locations: BlockLocations, drives: Mapping[DriveId, int]
+    ) -> None:
+        """Have the worker read blocks itself. Their pins outlast the answer, and count as a request."""
+        request, tenants = self._request.request, self._context.staging.tenants
         self._admission.leave_to_worker(locations, offer.positions)
-        self._extents_read = report = worker.extents_read(self._request.request)
-        worker.send(offer.message(self._request.request, worker.direct_drives))
-        await until_done(report)
-        if self._deadline.is_over():
+        self._offered = offer.positions
+        self._decide(offer.positions, BlockState.HIT, Reason.NONE)
+        tenants.add(tenants.requests, self._worker.tenant)
+        pins = locations.take_pins([drive for drive, _ in offer.drives])
+        label = copy_context()
+
+        def ended(report: ExtentsRead | None) -> None:
+            label.run(self._end_reads, offer, pins, report)
+
+        self._worker.expect_reads(request, within_s=self._deadline.left_s, ended=ended)
+        self._worker.send(offer.message(request, drives))
+
+    def _end_reads(self, offer: ExtentOffer, pins: Pins, report: ExtentsRead | None) -> None:
+        """Release the pins, and record the outcomes of the worker's reads."""
+        context, tenants = self._context, self._context.staging.tenants
+        tenants.remove(tenants.requests, self._worker.tenant)
+        context.locator.release(pins)
+        if report is None:
+            reason = Reason.CANCELLED if self._deadline.left_s else Reason.DEADLINE
+            self._outcomes.set(offer.positions, BlockState.LATE, reason)
+            self._record("get", offer.positions)
             return
-        read = offer.read(report.result(), len(self._blocks))
-        self._decide(read.verified, BlockState.HIT, Reason.NONE)
+        read = offer.divide(report, len(self._blocks))
         for drive, blocks in offer.hits(read.verified):
             context.counters.count_direct(drive, blocks)
-        if len(read.lost):
-            self._decide(read.lost, BlockState.MISS, Reason.DRIVE_SUSPECT)
-        if len(read.failed):
-            plan = ReadPlan.of(locations, self._blocks.seeds, read.failed, per_part=per_part)
-            await self._read(plan, per_part)
+        self._outcomes.set(read.lost, BlockState.MISS, Reason.DRIVE_SUSPECT)
+        self._record("get", np.concatenate((read.verified, read.lost)))
 
     async def _lane(self, plan: ReadPlan, drive: DriveId, waiting: deque[slice]) -> None:
         while waiting and not self._deadline.is_over():

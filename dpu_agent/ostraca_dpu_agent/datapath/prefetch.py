@@ -111,7 +111,7 @@ class PrefetchRun:
             lanes = (self._lane(blocks, plan, *queue, slot_bytes) for queue in plan.queues)
             await wait_for_all([context.tasks.spawn(lane) for lane in lanes])
         finally:
-            context.locator.release(locations)
+            context.locator.release(locations.pins)
 
     async def _lane(
         self,

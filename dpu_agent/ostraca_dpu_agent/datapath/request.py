@@ -64,6 +64,10 @@ _KINDS = {
 }
 
 
+ReadsEnded = Callable[["ExtentsRead | None"], None]
+"""Takes the worker's report on direct reads; None without a report. Raises MalformedError."""
+
+
 class Holder(Protocol):
     """Holder of a request's staging: a worker, or all workers of a tenant at other agents."""
 
@@ -87,10 +91,16 @@ class WorkerConnection(Holder, Protocol):
 
     @property
     def direct_drives(self) -> Mapping[DriveId, int]:
-        """Numbers of the drives that the worker reads itself."""
+        """Numbers of the drives that the worker reads itself; none at its limit of requests."""
 
-    def extents_read(self, request: int) -> asyncio.Future[ExtentsRead]:
-        """Return the future of the worker's report on ``GetExtents``. Cancel it to stop waiting."""
+    def expect_reads(self, request: int, *, within_s: float, ended: ReadsEnded) -> None:
+        """Call *ended* as soon as the worker's report on ``GetExtents`` ends the reads of a request.
+
+        The end of the time, of the connection or of the caller's wait ends them without a report.
+        """
+
+    def end_reads(self, request: int) -> None:
+        """End the reads of a request without a report, if any are expected."""
 
     def send(self, message: GetProgress | GetExtents | Settled) -> None:
         """Send a message; a lost connection loses the message."""
@@ -359,6 +369,11 @@ class RequestContext:
     def deadline_max_s(self) -> float:
         """Upper bound of deadlines."""
         return self._membership.overrides.live.deadline_max_s or self.settings.deadline_max_s
+
+    def has_room_for(self, tenant: TenantId) -> bool:
+        """Return whether the tenant may have one more request under way."""
+        tenants = self.staging.tenants
+        return tenants.may_add(tenants.requests, tenant, self.requests_max)
 
     def may_read_directly(self, tenant: TenantId) -> bool:
         """Return whether workers of this tenant may read extents from drives now.

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.data_path import DataPath
+from ostraca_dpu_agent.datapath.request import ReadsEnded
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
 from ostraca_dpu_agent.settings import RequestSettings
 from ostraca_dpu_agent.shards.service import OwnerService
@@ -44,6 +45,7 @@ from ostraca_fabric.wire.messages import (
     AnnouncedDrive,
     AnswerToAgent,
     AnswerToOperator,
+    Cancel,
     Commit,
     DirectDrives,
     EndSession,
@@ -146,10 +148,9 @@ class WorkerSession:
         self.worker = worker_name(hello.client)
         """Name in logs."""
         self.client = hello.client
-        self.direct_drives: Mapping[DriveId, int] = {}
-        """Numbers of the drives that the worker reads itself."""
-
-        self._extents_read: dict[int, asyncio.Future[ExtentsRead]] = {}
+        self._direct_drives: Mapping[DriveId, int] = {}
+        self._reads: dict[int, tuple[ReadsEnded, asyncio.TimerHandle]] = {}
+        """Blocks under direct reads, by request."""
 
     @property
     def arena(self) -> RemoteArena:
@@ -166,24 +167,33 @@ class WorkerSession:
 
     def read_directly(self, drives: Sequence[AnnouncedDrive], fabric: FabricId) -> None:
         """Note the drives of *fabric* that the worker reads itself, in place of earlier ones."""
-        self.direct_drives = {
+        self._direct_drives = {
             DriveId(each.drive): number
             for number, each in enumerate(drives)
             if each.drive and each.fabric == fabric
         }
 
-    def extents_read(self, request: int) -> asyncio.Future[ExtentsRead]:
-        """Return the future of the worker's report on ``GetExtents``. Cancel it to stop waiting."""
-        report: asyncio.Future[ExtentsRead] = asyncio.get_running_loop().create_future()
-        self._extents_read[request] = report
-        report.add_done_callback(lambda _: self._extents_read.pop(request))
-        return report
+    @property
+    def direct_drives(self) -> Mapping[DriveId, int]:
+        """Numbers of the drives that the worker reads itself; none at its limit of requests."""
+        is_full = len(self._reads) >= self._connection.welcome.limits.inflight_max
+        return {} if is_full else self._direct_drives
 
-    def note_extents_read(self, report: ExtentsRead) -> None:
-        """Take the worker's report on a request; a late report is ignored."""
-        expected = self._extents_read.get(report.request)
-        if expected is not None and not expected.done():
-            expected.set_result(report)
+    def expect_reads(self, request: int, *, within_s: float, ended: ReadsEnded) -> None:
+        """Call *ended* as soon as the worker's report on ``GetExtents`` ends the reads of a request.
+
+        The end of the time, of the connection or of the caller's wait ends them without a report.
+        """
+        self.end_reads(request)
+        timer = asyncio.get_running_loop().call_later(within_s, self.end_reads, request)
+        self._reads[request] = ended, timer
+
+    def end_reads(self, request: int, report: ExtentsRead | None = None) -> None:
+        """End the reads of a request, if any. Raises MalformedError for a senseless report."""
+        if request in self._reads:
+            ended, timer = self._reads.pop(request)
+            timer.cancel()
+            ended(report)
 
     def send(self, message: GetProgress | GetExtents | Settled) -> None:
         """Send a message; a lost connection loses the message."""
@@ -220,9 +230,11 @@ class WorkerSession:
         return frozenset() if self._arena is None else self._arena.under_way
 
     def close(self) -> None:
-        """Start no more transfers to this worker."""
+        """Start no more transfers to this worker, and expect no reports."""
         if self._arena is not None:
             self._arena.close()
+        for request in list(self._reads):
+            self.end_reads(request)
 
     def abort(self) -> None:
         """End the connection, if still open: the worker has a newer connection."""
@@ -347,8 +359,10 @@ class RequestDispatcher:
             case DirectDrives(drives=drives):
                 fabric = self._data_path.context.routes().map.fabric
                 self._sessions[connection].read_directly(drives, fabric)
-            case ExtentsRead():
-                self._sessions[connection].note_extents_read(notice)
+            case ExtentsRead() as report:
+                self._sessions[connection].end_reads(report.request, report)
+            case Cancel(request=request):
+                self._sessions[connection].end_reads(request)
             case _:
                 self._owner.notice(notice)
 

@@ -134,7 +134,7 @@ class ClientConnection(FramedConnection):
         if not answer.done() or answer.cancelled() or answer.exception() is not None:
             self.tell(Cancel(request))
 
-    def tell(self, notice: WorkerNotice | OwnerNotice | Cancel) -> None:
+    def tell(self, notice: WorkerNotice | OwnerNotice) -> None:
         """Send a notice, which needs no answer; a closed connection loses the notice."""
         with suppress(ConnectError):
             self.send(notice)

@@ -92,7 +92,7 @@ class Handler(Protocol):
         """
 
     def on_notice(self, connection: ServerConnection, notice: Notice) -> None:
-        """Process a notice, which needs no answer."""
+        """Process a notice, which needs no answer, or the cancellation of an answered request."""
 
     def on_close(self, connection: ServerConnection) -> None:
         """Handle the end of the connection, while some of its requests may still run.
@@ -250,21 +250,31 @@ class ServerConnection(FramedConnection):
         if self._server.is_leaving:
             self.say_leaving()
 
-    def _on_request(self, message: Request | Notice | Cancel) -> None:
+    def _on_request(self, message: Request | Notice) -> None:
         match message:
             case Ping(request):
                 self._say(Pong(request))
-            case Cancel(request):
+            case Cancel(request) if request in self._under_way:
                 self._cancel(request)
-            case Release() | Damage() | SessionEnded() | EndSession() | DirectDrives() | ExtentsRead():
+            case Cancel() if self.hello.role != WORKER:
+                pass  # only a worker's request may have left something behind
+            case (
+                Release()
+                | Damage()
+                | SessionEnded()
+                | EndSession()
+                | DirectDrives()
+                | ExtentsRead()
+                | Cancel()
+            ):
                 self._on_notice(message)
             case _:
                 self._begin(message)
 
     def _cancel(self, request: int) -> None:
-        """End the future of a request without waiters; no error if already answered."""
-        cancelled = self._under_way.get(request)
-        if cancelled is not None and not cancelled.done():
+        """End the future of a request without waiters."""
+        cancelled = self._under_way[request]
+        if not cancelled.done():
             cancelled.set_result(None)
 
     def _on_notice(self, notice: Notice) -> None:

@@ -88,8 +88,8 @@ _DECODE_ANY = msgspec.msgpack.Decoder(AnyMessage).decode
 HELLO: MessageDecoder[Hello] = MessageDecoder(Hello, sender="a caller before Hello")
 """First message accepted by an agent."""
 
-FROM_WORKER: MessageDecoder[WorkerRequest | WorkerNotice | Cancel] = MessageDecoder(
-    WorkerRequest | WorkerNotice | Cancel, sender="a worker"
+FROM_WORKER: MessageDecoder[WorkerRequest | WorkerNotice] = MessageDecoder(
+    WorkerRequest | WorkerNotice, sender="a worker"
 )
 FROM_AGENT: MessageDecoder[AgentRequest | OwnerNotice | Cancel | Ping | StatusRequest] = MessageDecoder(
     AgentRequest | OwnerNotice | Cancel | Ping | StatusRequest, sender="an agent"

@@ -193,6 +193,9 @@ class Get(RequestMessage, frozen=True, tag=14):
     recompute_s: float = 0.0
     """Time to recompute all of these blocks, spread evenly; 0 if unknown."""
 
+    is_again: bool = False
+    """Whether the worker has failed to read these blocks itself: no ``GetExtents`` follows."""
+
 
 class GetProgress(RequestMessage, frozen=True, tag=15):
     """Notice of landed blocks, ready for verification; more may follow.
@@ -365,7 +368,7 @@ class GetExtents(RequestMessage, frozen=True, tag=35):
 
     Columns: ``positions`` in the request, u32; ``drives``, numbers of ``DirectDrives``, u32; ``offsets`` on
     the drive, u64; ``tags``, 16 bytes each. The worker reads whole pages of the lengths in ``Get``. Sent once
-    per get at most. ``ExtentsRead`` follows.
+    per get at most, and before ``GetDone``, which says nothing about these blocks. ``ExtentsRead`` follows.
     """
 
     positions: bytes
@@ -375,10 +378,10 @@ class GetExtents(RequestMessage, frozen=True, tag=35):
 
 
 class ExtentsRead(RequestMessage, frozen=True, tag=36):
-    """Notice of the end of the reads of ``GetExtents``. Not answered.
+    """Notice of the end of the reads of ``GetExtents``: no pin is needed any more. Not answered.
 
-    ``verified``: u32 positions of blocks read and verified. ``failed``: u32 positions of blocks for the agent
-    to deliver. Reads of all others have not ended, and may still use their slots.
+    ``verified``: u32 positions of blocks read and verified. ``failed``: u32 positions of blocks that a get
+    with ``is_again`` will name. Reads of all others have not ended.
     """
 
     verified: bytes
@@ -728,7 +731,7 @@ class PlacementAnswer(RequestMessage, frozen=True, tag=57):
 
 
 WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | SettlePast | Ping | StatusRequest | Explain
-WorkerNotice = EndSession | DirectDrives | ExtentsRead
+WorkerNotice = EndSession | DirectDrives | ExtentsRead | Cancel
 AgentAnswer = (
     VolumeOpened
     | LookupDone
@@ -762,7 +765,6 @@ AnyMessage = (
     | AgentAnswer
     | GetProgress
     | GetExtents
-    | Cancel
     | Settled
     | Fetch
     | Leaving

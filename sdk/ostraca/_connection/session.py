@@ -37,10 +37,10 @@ from ostraca_fabric.wire.codec import TO_WORKER
 from ostraca_fabric.wire.frames import encode
 from ostraca_fabric.wire.handshake import DIRECT
 from ostraca_fabric.wire.messages import (
+    DRIVES_MAX,
     AnnouncedDrive,
     Cancel,
     DirectDrives,
-    ExtentsRead,
     Failure,
     Fetch,
     Get,
@@ -339,15 +339,8 @@ class AgentSession:
         version = direct.version
         if self._takes_drives and version != self._drives_version:
             self._drives_version = version
-            self.send(DirectDrives(tuple(AnnouncedDrive(*each) for each in direct.announced())))
-
-    def report_reads(self, report: ExtentsRead, slot_bytes: int) -> None:
-        """Report the end of own reads. The agent may deliver failed blocks into their slots from here on."""
-        with self._arena.changed:
-            slots = self._arena.ledger.slots(report.request)
-            if self._inline is not None and len(slots):
-                self._inline.open(slots[codec.positions(report.failed, len(slots))], slot_bytes)
-        self.send(report)
+            announced = direct.announced()[:DRIVES_MAX]
+            self.send(DirectDrives(tuple(AnnouncedDrive(*each) for each in announced)))
 
     def leave(self, request: int) -> None:
         """End the caller's interest in a request and its slots."""

@@ -24,6 +24,7 @@ from ostraca._protocol.operations import (
     BlockOperation,
     BlockVerdict,
     ExtentsEnded,
+    Finish,
     GetOperation,
     Verified,
     Verify,
@@ -36,8 +37,9 @@ from ostraca._protocol.specs import GetSpec
 from ostraca.results import GetResult
 from ostraca_fabric.errors import MalformedError, TransportError
 from ostraca_fabric.model.extent import whole_pages
+from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.messages import ExtentsRead, GetExtents
+from ostraca_fabric.wire.messages import GetExtents
 
 if TYPE_CHECKING:
     from ostraca._direct.direct_reader import ReadState
@@ -61,7 +63,12 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
 
     def __init__(self, runtime: Runtime, spec: GetSpec) -> None:
         super().__init__(runtime, spec)
-        self._seeds_by_first: dict[int, NDArray[np.uint64]] = {}
+        self._seeds_of: dict[int, NDArray[np.uint64]] = {}
+        """Tag seeds, by request."""
+
+        self._again: list[tuple[NDArray[np.intp], NDArray[np.int64]]] = []
+        """Blocks to request again, by position in the job, with their slots."""
+
         self._extents: dict[int, GetExtents] = {}
         """Extents that this worker reads itself, by request."""
 
@@ -88,32 +95,73 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         slots = self._take(wanted)
         if slots is None:
             return 0
-        count = len(slots)
+        return self._get(request, np.arange(first, first + len(slots)), slots)
+
+    @property
+    def _has_more(self) -> bool:
+        return bool(self._again) or super()._has_more
+
+    def _begin_next(self, request: int) -> bool:
+        if not self._again:
+            return super()._begin_next(request)
+        return self._get(request, *self._again.pop(), is_again=True) > 0
+
+    def _end_rest(self, state: int, reason: Reason) -> None:
+        for at, slots in self._again:
+            self.outcomes.set(at, state, reason)
+            self._arena.give(slots)
+        self._again.clear()
+        super()._end_rest(state, reason)
+
+    def close(self) -> None:
+        """Release all resources, with the slots of blocks not requested again."""
+        super().close()
+        for _, slots in self._again:
+            self._arena.give(slots)
+        self._again.clear()
+
+    def _get(
+        self, request: int, at: NDArray[np.intp], slots: NDArray[np.int64], *, is_again: bool = False
+    ) -> int:
+        """Request the blocks *at* ascending positions into *slots*; return their number."""
 
         def build() -> GetOperation:
             message = self.spec.message(
                 request,
                 self._handle,
                 self.until_s - time.monotonic(),
-                self._spans(first, count),
-                lengths=self.lengths[first : first + count],
+                self._spans(at),
+                lengths=self.lengths[at],
                 slots=slots,
                 # Blocks under way are queued before this request, and would be recomputed before its blocks.
-                queued=count + sum(each.blocks for each in self._requests.values()),
+                queued=len(at) + sum(each.blocks for each in self._requests.values()),
+                is_again=is_again,
             )
-            return GetOperation(message, until_s=self.until_s, first=first, slots=slots)
+            return GetOperation(message, until_s=self.until_s, at=at, slots=slots)
 
         self._submit_from(slots, build)
-        # Computed while the agent works, and needed when the first block has
-        self._seeds_by_first[first] = self._seeds(first, count)
-        return count
+        # Computed while the agent works, and needed when the first block has landed.
+        self._seeds_of[request] = self._seeds(at)
+        return len(at)
+
+    def _finish(self, operation: BlockOperation, end: Finish) -> None:
+        """Note the outcomes of a request. Blocks to request again keep their slots."""
+        super()._finish(operation, end)
+        if end.again:
+            assert operation.slots is not None
+            again = codec.positions(end.again, operation.blocks)
+            slots = operation.slots[again]
+            with self._arena.changed:
+                is_taken = self._arena.ledger.take_back(operation.request, slots)
+            if is_taken.any():
+                self._again.append((operation.at[again[is_taken]], slots[is_taken]))
 
     def _read(self, operation: BlockOperation, extents: GetExtents) -> None:
         direct, blocks = self._runtime.direct, operation.blocks
         positions = codec.positions(extents.positions, blocks)
         drives = codec.u32(extents.drives, len(positions)).astype(np.intp)
         offsets = codec.u64(extents.offsets, len(positions)).astype(np.int64)
-        lengths = whole_pages(self.lengths[operation.first : operation.first + blocks][positions])
+        lengths = whole_pages(self.lengths[operation.at[positions]])
         if direct is None:
             raise MalformedError("GetExtents to a worker that reads no drives")
         direct.check(drives, offsets, lengths)
@@ -125,9 +173,6 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
             mailbox.put((request, ExtentsEnded(positions[rows].tobytes(), _OWN_READS[state.name])))
 
         direct.read(request, drives, offsets, operation.slots[positions], lengths, ended)
-
-    def _report_reads(self, report: ExtentsRead) -> None:
-        self._session.report_reads(report, self._slot_bytes)
 
     def _distrust(self, operation: BlockOperation, damaged: NDArray[np.uint32]) -> None:
         """Suspend drives with damaged blocks: an old copy of a drive would cost each get two reads."""
@@ -143,9 +188,9 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         assert operation.slots is not None
         positions = codec.positions(wanted.positions, operation.blocks)
         verdicts = self._check(
-            operation.first + positions.astype(np.int64),
+            operation.at[positions],
             operation.slots[positions],
-            self._seeds_by_first[operation.first][positions],
+            self._seeds_of[operation.request][positions],
             codec.rows16(wanted.tags, len(positions)),
         )
         is_damaged = verdicts == _DAMAGED

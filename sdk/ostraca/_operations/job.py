@@ -220,31 +220,35 @@ class Job(Generic[_Spec_co, _Result_co]):
     @property
     def is_over(self) -> bool:
         """Whether every block has its outcome and nothing is under way."""
-        return self._first >= self._blocks and not self._requests
+        return not self._has_more and not self._requests
 
     @property
     def is_starved(self) -> bool:
         """Whether the job waits for slots or requests of others."""
-        return self._first < self._blocks and not self._requests
+        return self._has_more and not self._requests
+
+    @property
+    def _has_more(self) -> bool:
+        """Whether blocks wait for a request."""
+        return self._first < self._blocks
 
     def advance(self) -> None:
         """Start requests as long as there is room."""
-        while self._first < self._blocks and len(self._requests) < self._settings.windows_inflight:
+        while self._has_more and len(self._requests) < self._settings.windows_inflight:
             ending = self._why_not_begin()
             if ending is not None:
                 self._end_rest(*ending)
                 return
             request = self._session.reserve()
-            begun = 0
+            has_begun = False
             if request is not None:
                 try:
-                    begun = self._begin(request, self._first)
+                    has_begun = self._begin_next(request)
                 finally:
-                    if not begun and request not in self._requests:
+                    if not has_begun and request not in self._requests:
                         self._session.unreserve(request)
-            if not begun:
+            if not has_begun:
                 return
-            self._first += begun
 
     def on(self, request: int, event: Event) -> None:
         """Process an event of a request.
@@ -295,6 +299,12 @@ class Job(Generic[_Spec_co, _Result_co]):
 
     # For the kinds of jobs.
 
+    def _begin_next(self, request: int) -> bool:
+        """Start a request for blocks that wait; False without room now."""
+        begun = self._begin(request, self._first)
+        self._first += begun
+        return begun > 0
+
     def _begin(self, request: int, first: int) -> int:
         """Start a request for blocks from *first* on; return their number.
 
@@ -311,10 +321,6 @@ class Job(Generic[_Spec_co, _Result_co]):
 
         Raises MalformedError for extents that lie on no drive of this worker.
         """
-        raise NotImplementedError
-
-    def _report_reads(self, report: ExtentsRead) -> None:
-        """Report the end of own reads to the agent."""
         raise NotImplementedError
 
     def _why_not_begin(self) -> tuple[int, Reason] | None:
@@ -351,16 +357,16 @@ class Job(Generic[_Spec_co, _Result_co]):
             match effect:
                 case Send(message=Cancel()):
                     self._session.cancel(operation.request)
-                case Send(message=ExtentsRead() as message):
-                    self._report_reads(message)
+                case Send(message=ExtentsRead() as report):
+                    self._session.send(report)
                 case Send(message=message):
                     self._send(operation, message)
                 case ReadExtents(extents=extents):
                     self._read(operation, extents)
                 case Verify():
                     self._do(operation, operation.on(self._verify(operation, effect), time.monotonic()))
-                case Finish(outcomes=outcomes):
-                    self._finish(operation, outcomes)
+                case Finish():
+                    self._finish(operation, effect)
                     self._drop(operation.request)
 
     def _send(self, operation: BlockOperation, message: Message) -> None:
@@ -380,9 +386,10 @@ class Job(Generic[_Spec_co, _Result_co]):
         if operation.slots is not None:
             self._arena.give(operation.slots)
 
-    def _finish(self, operation: BlockOperation, found: Outcomes) -> None:
-        first = operation.first
-        self.outcomes.set(slice(first, first + len(found)), found.states, found.reasons)
+    def _finish(self, operation: BlockOperation, end: Finish) -> None:
+        """Note the outcomes of a request, before the release of its slots."""
+        found = end.outcomes
+        self.outcomes.set(operation.at, found.states, found.reasons)
         self.outcomes.note = self.outcomes.note or found.note
         if log.isEnabledFor(logging.DEBUG):
             label = self._session.label(operation.request)
@@ -434,10 +441,13 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
             raise
         return self._submit(operation)
 
-    def _spans(self, first: int, blocks: int) -> tuple[Span, ...]:
-        return (self.spec.chain[first : first + blocks].span(),)
+    def _spans(self, at: NDArray[np.intp]) -> tuple[Span, ...]:
+        """Return a span for each run of neighbours among the blocks *at* ascending positions."""
+        ends = np.flatnonzero(np.diff(at) != 1) + 1
+        firsts, lasts = at[[0, *ends]].tolist(), at[[*(ends - 1), -1]].tolist()
+        chain = self.spec.chain
+        return tuple(chain[first : last + 1].span() for first, last in zip(firsts, lasts, strict=True))
 
-    def _seeds(self, first: int, blocks: int) -> NDArray[np.uint64]:
-        """Return the tag seeds of a window, from the identities of its blocks."""
-        lengths = self.lengths[first : first + blocks]
-        return tag_seeds(self.spec.volume.identity, self._spans(first, blocks), lengths)
+    def _seeds(self, at: NDArray[np.intp]) -> NDArray[np.uint64]:
+        """Return the tag seeds of the blocks *at* ascending positions, from their identities."""
+        return tag_seeds(self.spec.volume.identity, self._spans(at), self.lengths[at])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TypeVar
 
+import numpy as np
+
 from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.views import SlotHolds
 from ostraca._operations.job import Job
@@ -24,9 +26,11 @@ class AgentJob(Job[LookupSpec | PrefetchSpec, _Result_co]):
         self._windows = {window.first: window for window in windows(self.spec.parts, self._blocks_max)}
 
     def _begin(self, request: int, first: int) -> int:
-        spans = tuple(chain.span() for chain in self._windows[first].chains)
+        window = self._windows[first]
+        spans = tuple(chain.span() for chain in window.chains)
         message = self.spec.message(request, self._handle, self.until_s - time.monotonic(), spans)
-        return self._submit(BlockOperation(message, until_s=self.until_s, first=first))
+        at = np.arange(first, first + window.blocks)
+        return self._submit(BlockOperation(message, until_s=self.until_s, at=at))
 
 
 class PrefetchJob(AgentJob[PrefetchResult]):

@@ -45,19 +45,19 @@ class PutJob(SlotJob[PutSpec, PutResult]):
         if filled is None:
             return 0
         slots, tags = filled
-        count = len(slots)
+        at = np.arange(first, first + len(slots))
 
         def build() -> BlockOperation:
             message = self.spec.message(
                 request,
                 self._handle,
                 self.until_s - time.monotonic(),
-                self._spans(first, count),
-                lengths=self.lengths[first : first + count],
+                self._spans(at),
+                lengths=self.lengths[at],
                 slots=slots,
                 tags=tags,
             )
-            return BlockOperation(message, until_s=self.until_s, first=first, slots=slots)
+            return BlockOperation(message, until_s=self.until_s, at=at, slots=slots)
 
         return self._submit_from(slots, build)
 
@@ -83,7 +83,7 @@ class PutFromJob(PutJob):
         if slots is None:
             return None
         try:
-            seeds = self._seeds(first, len(slots))
+            seeds = self._seeds(np.arange(first, first + len(slots)))
             tags = self._source.gather(arena.array, slots, seeds, first=first, copy_pool=self._copy_pool)
         except BaseException:
             if self._source.wait():  # otherwise a copy may still write to the slots
@@ -124,7 +124,7 @@ class PutSlotsJob(PutJob):
     def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes]:
         slots = self._slots[first : first + wanted]
         lengths = self.lengths[first : first + len(slots)]
-        seeds = self._seeds(first, len(slots))
+        seeds = self._seeds(np.arange(first, first + len(slots)))
         tags = compute_tags(self._arena.array, slots, lengths, seeds, copy_pool=self._copy_pool)
         self._sent = first + len(slots)
         return slots, tags.tobytes()

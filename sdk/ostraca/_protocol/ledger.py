@@ -187,6 +187,18 @@ class Ledger:
         if entry.is_settled:
             del self._entries[request]
 
+    def take_back(self, request: int, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Take settled slots back from an answered request for another request, before ``leave``.
+
+        Returns for each slot whether it was taken.
+        """
+        entry = self._entries.get(request)
+        if entry is None or not (entry.is_held and entry.is_answered):
+            return np.zeros(len(offsets), np.bool_)
+        is_taken = np.isin(offsets, entry.mine)
+        entry.mine = entry.mine[~np.isin(entry.mine, offsets)]
+        return is_taken
+
     def lose_connection(self, *, is_drained: bool, connection: object = None) -> None:
         """Note the loss of a connection.
 

@@ -171,9 +171,13 @@ class ReadExtents:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """End the operation for its caller, with a state and a reason per block."""
+    """End the operation for its caller, with a state and a reason per block.
+
+    Blocks ``again``, a u32 column of positions, are to be requested again: the agent can deliver them.
+    """
 
     outcomes: Outcomes
+    again: bytes = b""
 
 
 Effect = Send | Verify | ReadExtents | Finish
@@ -215,16 +219,19 @@ class BlockOperation:
         message: Lookup | Prefetch | Get | Put,
         *,
         until_s: float,
-        first: int = 0,
+        at: NDArray[np.intp] | None = None,
         slots: NDArray[np.int64] | None = None,
     ) -> None:
-        """Begin with the request's *message*, for blocks from *first* on of a job, in *slots* if any."""
+        """Begin with the request's *message*, for the blocks *at* these positions of a job.
+
+        The first blocks by default. *slots*: a slot for each block, if any.
+        """
         self.request = message.request
-        self.first = first
+        self.blocks = sum(len(span) for span in message.spans)
+        self.at = np.arange(self.blocks) if at is None else at
         self.slots = slots
         self.sent_s = -math.inf
         self.name = type(message).__name__.lower()
-        self.blocks = sum(len(span) for span in message.spans)
         self._message = message
         self._states = STATES[self.name]
         self._until_s = until_s
@@ -288,9 +295,15 @@ class GetOperation(BlockOperation):
     """
 
     def __init__(
-        self, message: Get, *, until_s: float, first: int = 0, slots: NDArray[np.int64] | None = None
+        self,
+        message: Get,
+        *,
+        until_s: float,
+        at: NDArray[np.intp] | None = None,
+        slots: NDArray[np.int64] | None = None,
     ) -> None:
-        super().__init__(message, until_s=until_s, first=first, slots=slots)
+        super().__init__(message, until_s=until_s, at=at, slots=slots)
+        self._may_read = not message.is_again
         self._landed = np.zeros(self.blocks, np.bool_)
         self._good = np.zeros(self.blocks, np.bool_)
         self._damaged = np.zeros(self.blocks, np.bool_)
@@ -305,8 +318,7 @@ class GetOperation(BlockOperation):
             case Verified():
                 found = codec.positions(event.positions, self.blocks)
                 verdicts = codec.u8(event.verdicts, len(found))
-                effects = self._on_verified(found, verdicts)
-                return effects if self._answer is None else [*effects, self._conclude(self._answer)]
+                return self._on_verified(found, verdicts) + self._conclude()
             case GetExtents():
                 return self._on_extents(event, now_s)
             case ExtentsEnded():
@@ -316,7 +328,7 @@ class GetOperation(BlockOperation):
                 answer = self._outcomes(event)
                 codec.positions(event.unsettled, self.blocks)
                 self._answer = answer
-                return self._on_landed(event.positions, event.tags, now_s) or [self._conclude(answer)]
+                return self._on_landed(event.positions, event.tags, now_s) or self._conclude()
             case _:
                 raise self._mismatch(event)
 
@@ -333,8 +345,9 @@ class GetOperation(BlockOperation):
         return [Verify(found[is_new].tobytes(), tags[is_new].tobytes())]
 
     def _on_extents(self, extents: GetExtents, now_s: float) -> list[Effect]:
-        if self._own is not None:
-            raise MalformedError("a second GetExtents for a request")
+        if not self._may_read:
+            raise MalformedError("a second GetExtents for blocks")
+        self._may_read = False
         self._own = OwnReads(extents, self._landed)
         return [] if now_s >= self._until_s else [ReadExtents(extents)]
 
@@ -344,10 +357,10 @@ class GetOperation(BlockOperation):
         if ended.state is OwnRead.READING:
             return [Verify(ended.positions, self._own.tags(positions).tobytes())]
         self._own.end(positions, ended.state)
-        return self._report_reads()
+        return self._report_reads() + self._conclude()
 
     def _on_verified(self, positions: NDArray[np.uint32], verdicts: NDArray[np.uint8]) -> list[Effect]:
-        """Take verdicts. Blocks read here and not good are left to the agent."""
+        """Take verdicts. Blocks read here and not good have failed."""
         is_good, is_damaged = verdicts == _GOOD, verdicts == _DAMAGED
         if self._own is not None:
             is_mine = self._own.is_mine(positions)
@@ -363,22 +376,29 @@ class GetOperation(BlockOperation):
         report = None if self._own is None else self._own.report(self.request)
         return [] if report is None else [Send(report)]
 
-    def _conclude(self, answer: Outcomes) -> Finish:
-        """Merge the agent's answer with the results of the verification."""
-        outcomes = answer.copy()
+    def _conclude(self) -> list[Effect]:
+        """End with the agent's answer and the results of the verification, once both are there."""
+        own = self._own
+        if self._answer is None or (own is not None and not own.is_over):
+            return []
+        outcomes = self._answer.copy()
         claimed = (outcomes.states == BlockState.HIT) & ~self._good
         outcomes.set(claimed & ~self._landed, BlockState.MISS, Reason.TRANSFER_FAILED)
         outcomes.set(claimed & self._landed, BlockState.LATE, Reason.DEADLINE)
-        return self._with_verdicts(outcomes)
+        if own is None:
+            return [self._with_verdicts(outcomes)]
+        outcomes.set(own.are(OwnRead.FAILED), BlockState.LATE, Reason.DEADLINE)
+        outcomes.set(own.are(OwnRead.LOST), BlockState.MISS, Reason.DRIVE_SUSPECT)
+        return [self._with_verdicts(outcomes, again=own.column(OwnRead.FAILED))]
 
     def _end(self, state: int, reason: Reason, note: str = "") -> Finish:
         """End without the agent's answer, keeping the verified blocks."""
         return self._with_verdicts(Outcomes.filled(self.blocks, state, reason, note))
 
-    def _with_verdicts(self, outcomes: Outcomes) -> Finish:
+    def _with_verdicts(self, outcomes: Outcomes, again: bytes = b"") -> Finish:
         outcomes.set(self._damaged, BlockState.MISS, Reason.DAMAGED)
         outcomes.set(self._good, BlockState.HIT)
-        return Finish(outcomes)
+        return Finish(outcomes, again)
 
 
 _MESSAGE_BYTES = 1024

@@ -1,4 +1,7 @@
-"""Blocks of a get that this worker reads from drives itself, until the report to the agent. Pure."""
+"""Blocks of a get that this worker reads from drives itself. Pure.
+
+The agent is told of the end of all reads, for the sake of its pins. Failed blocks are requested again.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,12 @@ class OwnRead(IntEnum):
     """State of a block."""
 
     NONE = 0
-    """Left to the agent from the beginning."""
+    """Left to the agent."""
 
     READING = 1
     VERIFIED = 2
     FAILED = 3
-    """Not read, or damaged: left to the agent."""
+    """Not read, or damaged: to be requested again."""
 
     LOST = 4
     """The drive is silent: the read may still use the slot."""
@@ -46,7 +49,8 @@ class OwnReads:
             raise MalformedError("GetExtents without blocks, or with blocks that were named before")
         self._tags = np.zeros((len(is_landed), codec.TAG_BYTES), np.uint8)
         self._tags[positions] = tags
-        self._is_reported = False
+        self.is_over = False
+        """Whether the end of all reads was reported."""
 
     def tags(self, positions: NDArray[np.uint32]) -> NDArray[np.uint8]:
         """Return the tags of blocks. Shape (n, 16)."""
@@ -54,21 +58,24 @@ class OwnReads:
 
     def is_mine(self, positions: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Tell which blocks the agent must not deliver."""
-        states = self._states[positions]
-        is_mine: NDArray[np.bool_] = (states != OwnRead.NONE) & (states != OwnRead.FAILED)
+        is_mine: NDArray[np.bool_] = self._states[positions] != OwnRead.NONE
         return is_mine
+
+    def are(self, state: OwnRead) -> NDArray[np.bool_]:
+        """Tell which blocks of the request have a state."""
+        return self._states == state  # type: ignore[no-any-return]  # of columns
 
     def end(self, positions: NDArray[np.uint32], state: OwnRead) -> None:
         """Note the end of reads."""
         self._states[positions] = state
 
+    def column(self, state: OwnRead) -> bytes:
+        """Return the positions of blocks with a state, as a u32 column."""
+        return np.flatnonzero(self.are(state)).astype(codec.U32).tobytes()
+
     def report(self, request: int) -> ExtentsRead | None:
         """Return the report on *request*, once: when no read is under way any more."""
-        if self._is_reported or (self._states == OwnRead.READING).any():
+        if self.is_over or self.are(OwnRead.READING).any():
             return None
-        self._is_reported = True
-
-        def column(state: OwnRead) -> bytes:
-            return np.flatnonzero(self._states == state).astype(codec.U32).tobytes()
-
-        return ExtentsRead(request, column(OwnRead.VERIFIED), column(OwnRead.FAILED))
+        self.is_over = True
+        return ExtentsRead(request, self.column(OwnRead.VERIFIED), self.column(OwnRead.FAILED))

@@ -212,10 +212,12 @@ class GetSpec(ChainSpec):
         lengths: NDArray[np.uint32],
         slots: NDArray[np.int64],
         queued: int,
+        is_again: bool = False,
     ) -> Get:
         """Build the message for some of the blocks, with *slots* as their destinations.
 
-        *queued* blocks, these included, would be recomputed first.
+        *queued* blocks, these included, would be recomputed first. *is_again*: this worker has failed to read
+        the blocks itself.
         """
         return Get(
             request,
@@ -226,6 +228,7 @@ class GetSpec(ChainSpec):
             slots.astype(codec.U64).tobytes(),
             self.volume.slot_bytes,
             (self.recompute_s or 0.0) * queued / len(self.chain),
+            is_again,
         )
 
 

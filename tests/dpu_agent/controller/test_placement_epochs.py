@@ -214,7 +214,7 @@ async def test_block_in_two_places_is_read_from_the_current_place() -> None:
         )
         assert [source.shard for source in located.sources] == [drive.shard]
         assert (new.core.counts().pins, old.core.counts().pins) == (1, 0)
-        fabric.context.locator.release(located)
+        fabric.context.locator.release(located.pins)
         await all_at_rest(fabric)
 
 

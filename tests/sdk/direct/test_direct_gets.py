@@ -7,28 +7,30 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, SOON_S, hashes
 from tests.sdk.direct.drive_files import DRIVE_BYTES, FABRIC, as_another_user, create_drive
-from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent, agent_at
+from tests.sdk.scripted_agent import LIMITS, AgentConnection, ScriptedAgent, agent_at
 from tests.support.simulated.stuck_memory import StuckMemory
 from tests.support.stalls import Stopwatch
 
 import ostraca
 from ostraca import BlockState, PutState, Reason
 from ostraca.client_metrics import DirectCounters
+from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.handshake import DIRECT, LEAVING
 from ostraca_fabric.wire.messages import (
     AnnouncedDrive,
-    Cancel,
     DirectDrives,
     ExtentsRead,
     Get,
@@ -73,15 +75,22 @@ def extents(connection: AgentConnection, message: Get, places: Places) -> GetExt
     )
 
 
-def conclude(connection: AgentConnection, report: ExtentsRead) -> None:
-    """Deliver the blocks that a worker failed to read, and end its get."""
-    (message,) = [each for each in connection.agent.seen_of(Get) if each.request == report.request]
-    verified, failed = (codec.positions(each, BLOCKS).tolist() for each in (report.verified, report.failed))
-    if failed:
-        connection.land(message, failed)
-    here = [position in (*verified, *failed) for position in range(BLOCKS)]
-    reasons = bytes(Reason.NONE if is_here else Reason.DRIVE_SUSPECT for is_here in here)
-    connection.send(GetDone(message.request, bytes(here), reasons))
+def end(connection: AgentConnection, message: Get) -> None:
+    """Answer a get of which all blocks have landed, or are left to the worker."""
+    count = len(connection.block_ids(message))
+    connection.send(GetDone(message.request, bytes([HIT] * count), bytes(count)))
+
+
+def answer(connection: AgentConnection, message: Get, places: Places) -> None:
+    """Leave blocks at *places* to the worker, and deliver the others, and all that is asked for again."""
+    if message.is_again:
+        ScriptedAgent.usual(connection, message)
+        return
+    connection.send(extents(connection, message, places))
+    others = [position for position in range(BLOCKS) if position not in places]
+    if others:
+        connection.land(message, others)
+    end(connection, message)
 
 
 @dataclass
@@ -115,17 +124,25 @@ class Host:
                 file.write(self.source[position].tobytes())
 
     def offer(self, places: Places) -> None:
-        """Have gets offered blocks at *places*, and ended by the worker's report."""
-        self.agent.script |= {
-            Get: lambda connection, message: connection.send(extents(connection, message, places)),
-            ExtentsRead: conclude,
-        }
+        """Have gets answered with blocks at *places* left to the worker."""
+        self.agent.script[Get] = lambda connection, message: answer(connection, message, places)
 
     def report(self) -> tuple[list[int], list[int]]:
         """Return the positions that a worker reported as verified, and as failed, once."""
         (report,) = self.agent.seen_of(ExtentsRead)
         verified, failed = (codec.positions(each, BLOCKS) for each in (report.verified, report.failed))
         return verified.tolist(), failed.tolist()
+
+    def asked_again(self) -> list[int]:
+        """Return the positions of blocks that a worker asked for again, once, and into the same slots."""
+        first, second = self.agent.seen_of(Get)
+        assert [first.is_again, second.is_again] == [False, True]
+        slots = codec.u64(first.slots, BLOCKS).tolist()
+        positions = [slots.index(slot) for slot in np.frombuffer(second.slots, codec.U64).tolist()]
+        names = [name for span in first.spans for name in names_of(span)]
+        assert [name for span in second.spans for name in names_of(span)] == [names[at] for at in positions]
+        assert codec.u32(second.lengths, len(positions)).tolist() == [length_of(at) for at in positions]
+        return positions
 
     @contextmanager
     def client(self, drives: str = "drive.img", **settings: float) -> Iterator[ostraca.Client]:
@@ -150,6 +167,10 @@ class Host:
             for state, view, right in zip(views.result.states, views, self.source, strict=True):
                 assert view == right.data if state == HIT else view is None
             return views.result
+
+
+def names_of(span: Span) -> list[bytes]:
+    return [span.hashes[at : at + span.hash_bytes] for at in range(0, len(span.hashes), span.hash_bytes)]
 
 
 def volume_of(client: ostraca.Client) -> ostraca.Volume:
@@ -209,17 +230,102 @@ def test_blocks_named_on_a_drive_are_read_from_it_and_reported(host: Host, get: 
         assert counters(client) == DirectCounters(blocks_read=BLOCKS, bytes_read=pages * PAGE_BYTES)
         wait_free(client)
     assert host.report() == ([*range(BLOCKS)], [])
+    assert len(host.agent.seen_of(Get)) == 1
     assert host.agent.seen_of(DirectDrives) == [DirectDrives((AnnouncedDrive(FABRIC, "shelf/drive"),))]
 
 
 @ways
-def test_blocks_that_fail_their_tags_are_left_to_the_agent(host: Host, get: GetOf) -> None:
-    host.offer({**RIGHT, 1: RIGHT[2], 3: (0, DRIVE_BYTES - 16 * PAGE_BYTES)})
+def test_the_agent_delivers_some_blocks_while_the_worker_reads_others(host: Host, get: GetOf) -> None:
+    host.offer({position: RIGHT[position] for position in (5, 1, 2)})
     with host.client() as client:
         assert set(get(host, client).states) == {HIT}
-        assert counters(client).blocks_failed == 2
+        assert counters(client).blocks_read == 3
         wait_free(client)
-    assert host.report() == ([0, 2, 4, 5], [1, 3])
+    assert host.report() == ([1, 2, 5], [])
+
+
+@ways
+@pytest.mark.parametrize("agent", ["answers early", "answers late"])
+def test_blocks_that_fail_their_tags_are_asked_for_again(host: Host, get: GetOf, agent: str) -> None:
+    places = {**RIGHT, 1: RIGHT[2], 2: RIGHT[1], 4: (0, DRIVE_BYTES - 16 * PAGE_BYTES)}
+    host.offer(places)
+    if agent == "answers late":
+        host.agent.script |= {
+            Get: lambda connection, message: (
+                answer(connection, message, places)
+                if message.is_again
+                else connection.send(extents(connection, message, places))
+            ),
+            ExtentsRead: lambda connection, _: end(connection, connection.agent.seen_of(Get)[0]),
+        }
+    with host.client() as client:
+        assert set(get(host, client).states) == {HIT}
+        assert counters(client).blocks_failed == 3
+        wait_free(client)
+    assert host.report() == ([0, 3, 5], [1, 2, 4])
+    assert host.asked_again() == [1, 2, 4]
+
+
+SECOND: dict[str, tuple[BlockState, Reason, float]] = {
+    "offer": (MISS, Reason.DISCONNECTED, FAR_S),
+    "loss": (MISS, Reason.DISCONNECTED, FAR_S),
+    "silence": (LATE, Reason.DEADLINE, SOON_S),
+}
+"""Outcome of blocks asked for again of an agent that does wrong then, and the time given."""
+
+
+@ways
+@pytest.mark.parametrize("second", SECOND)
+def test_blocks_that_the_agent_fails_to_deliver_are_asked_for_only_once(
+    host: Host, get: GetOf, second: str
+) -> None:
+    def offer(connection: AgentConnection, message: Get) -> None:
+        if not message.is_again:
+            answer(connection, message, {**RIGHT, 4: RIGHT[0]})
+        elif second == "loss":
+            connection.hang_up()
+        elif second == "offer":
+            connection.send(extents(connection, message, {0: RIGHT[4]}))
+
+    host.agent.script[Get] = offer
+    state, reason, deadline_s = SECOND[second]
+    with host.client() as client:
+        found = get(host, client, deadline_s)
+        assert found.states == (HIT, HIT, HIT, HIT, state, HIT)
+        assert found.reasons[4] == reason
+        assert host.asked_again() == [4]
+        wait_free(client, used=int(second == "silence"))
+
+
+@ways
+def test_blocks_that_wait_for_a_second_request_end_by_the_deadline(tmp_path: Path, get: GetOf) -> None:
+    limits = msgspec.structs.replace(LIMITS, inflight_max=1)
+    with agent_at(tmp_path / "agent.sock", features=(LEAVING, DIRECT), limits=limits) as agent:
+        host = Host(tmp_path, agent)
+        host.store()
+        asked, has_lookup = threading.Event(), threading.Event()
+
+        def offer(connection: AgentConnection, message: Get) -> None:
+            asked.set()
+            assert has_lookup.wait(FAR_S)
+            connection.send(extents(connection, message, {**RIGHT, 4: RIGHT[0]}))
+
+        agent.script |= {
+            Get: offer,
+            # The lookup takes the only place as soon as the get is answered, and keeps it.
+            ExtentsRead: lambda connection, _: end(connection, *agent.seen_of(Get)),
+            Lookup: lambda _, __: None,
+        }
+        with host.client() as client, ThreadPoolExecutor() as pool:
+            getting = pool.submit(get, host, client, 2 * SOON_S)
+            assert asked.wait(FAR_S)
+            volume = volume_of(client)
+            volume.submit_lookup(volume.chain(hashes(1)), deadline_s=FAR_S)
+            has_lookup.set()
+            found = getting.result()
+            assert found.states == (HIT, HIT, HIT, HIT, LATE, HIT)
+            assert len(agent.seen_of(Get)) == 1
+            wait_free(client)
 
 
 @ways
@@ -228,10 +334,12 @@ def test_a_block_that_fits_the_tag_of_another_is_not_handed_over(host: Host, get
         right = extents(connection, message, {2: RIGHT[2]})
         connection.send(GetExtents(message.request, u32([1]), right.drives, right.offsets, right.tags))
 
-    def lie(connection: AgentConnection, report: ExtentsRead) -> None:
-        connection.send(GetDone(report.request, bytes([HIT] * BLOCKS), bytes(BLOCKS)))
+    def lie(connection: AgentConnection, message: Get) -> None:
+        if not message.is_again:
+            offer_swapped(connection, message)
+        end(connection, message)
 
-    host.agent.script |= {Get: offer_swapped, ExtentsRead: lie}
+    host.agent.script[Get] = lie
     with host.client() as client:
         found = get(host, client)
         assert (set(found.states), set(found.reasons)) == ({MISS}, {Reason.TRANSFER_FAILED})
@@ -241,17 +349,18 @@ def test_a_block_that_fits_the_tag_of_another_is_not_handed_over(host: Host, get
 
 @ways
 def test_what_was_read_stays_a_hit_where_the_agent_says_nothing_more(host: Host, get: GetOf) -> None:
-    host.offer({**RIGHT, 4: RIGHT[0]})
-    del host.agent.script[ExtentsRead]
+    host.agent.script[Get] = lambda connection, message: connection.send(
+        extents(connection, message, {**RIGHT, 4: RIGHT[0]})
+    )
     with host.client() as client:
         found = get(host, client, SOON_S)
         assert found.states == (HIT, HIT, HIT, HIT, LATE, HIT)
         assert host.agent.cancelled.wait(FAR_S)
         wait_free(client, used=BLOCKS)  # the agent may deliver yet
-        (report,) = host.agent.seen_of(ExtentsRead)
+        assert host.report() == ([0, 1, 2, 3, 5], [4])
 
         def answer_late(connection: AgentConnection, message: Lookup) -> None:
-            conclude(connection, report)
+            end(connection, *host.agent.seen_of(Get))
             ScriptedAgent.usual(connection, message)
 
         host.agent.script[Lookup] = answer_late
@@ -422,15 +531,12 @@ def hanging(host: Host, client: ostraca.Client, *, hangs_up: bool = False) -> It
         for slot in hang.slots:
             hang.memory.append(StuckMemory(BLOCK_BYTES, within=arena[slot : slot + BLOCK_BYTES]))
         connection.send(extents(connection, message, RIGHT))
+        end(connection, message)
         if hangs_up:
             connection.hang_up()
 
-    def end(connection: AgentConnection, _: Cancel) -> None:
-        late = bytes([LATE] * BLOCKS), bytes([Reason.CANCELLED] * BLOCKS)
-        connection.send(GetDone(host.agent.seen_of(Get)[0].request, *late))
-
     StuckMemory(PAGE_BYTES).release()  # skips the test here, not in the agent's thread
-    host.agent.script |= {Get: offer, ExtentsRead: conclude, Cancel: end}
+    host.agent.script[Get] = offer
     try:
         yield hang
     finally:
@@ -456,6 +562,7 @@ def test_slots_under_a_read_that_hangs_are_used_by_nobody_before_it_ends(
         assert set(zip(found.states, found.reasons, strict=True)) == {outcome}
         asked = host.agent.seen_of(Get)[0].request
         assert host.agent.seen_of(ExtentsRead) == [ExtentsRead(asked, b"", b"")] * (end == "silence")
+        assert host.agent.cancelled.wait(FAR_S if end == "deadline" else 0) is (end == "deadline")
         wait_free(client, used=BLOCKS)
         volume, many = volume_of(client), hashes(SLOTS, "many")
         source = np.random.default_rng(1).integers(0, 255, (SLOTS, BLOCK_BYTES), np.uint8)

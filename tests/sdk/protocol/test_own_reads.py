@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 from tests.sdk.protocol.test_operations import (
     DAMAGED,
@@ -18,7 +21,9 @@ from tests.sdk.protocol.test_operations import (
 )
 
 from ostraca._protocol.operations import (
+    Disconnected,
     ExtentsEnded,
+    Finish,
     GetOperation,
     ReadExtents,
     Send,
@@ -46,44 +51,78 @@ def reading(*positions: int) -> GetOperation:
     return operation
 
 
-def test_blocks_read_here_are_verified_by_the_agents_tags_and_reported_once() -> None:
+DONE = GetDone(7, bytes([HIT] * 3), bytes(3))
+"""The agent's answer to a get of which it leaves the rest to the worker."""
+
+
+def again(*positions: int) -> Finish:
+    """Return the end of a get whose other blocks are hits, and whose blocks at *positions* failed."""
+    states = [LATE if position in positions else HIT for position in range(3)]
+    reasons = [Reason.DEADLINE if position in positions else 0 for position in range(3)]
+    return replace(finished(states, reasons), again=u32(*positions))
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_blocks_read_here_are_verified_by_the_agents_tags_and_reported_once(*, is_early: bool) -> None:
     operation = reading(2, 0, 1)
+    if is_early:
+        assert operation.on(DONE, 0.1) == [], "the end of the reads is waited for"
     assert operation.on(ExtentsEnded(u32(2, 0), READ), 0.2) == [Verify(u32(2, 0), tags(2, 0))]
     assert operation.on(Verified(u32(2, 0), GOOD + GOOD), 0.2) == []
     assert operation.on(ExtentsEnded(u32(1), READ), 0.3) == [Verify(u32(1), tags(1))]
-    assert operation.on(Verified(u32(1), GOOD), 0.3) == [Send(ExtentsRead(7, u32(0, 1, 2), b""))]
-    assert operation.on(GetDone(7, bytes([HIT] * 3), bytes(3)), 0.4) == [finished([HIT] * 3, [0] * 3)]
+    report, end = Send(ExtentsRead(7, u32(0, 1, 2), b"")), finished([HIT] * 3, [0] * 3)
+    if is_early:
+        assert operation.on(Verified(u32(1), GOOD), 0.3) == [report, end]
+    else:
+        assert operation.on(Verified(u32(1), GOOD), 0.3) == [report]
+        assert operation.on(DONE, 0.4) == [end]
 
 
-def test_failed_and_damaged_reads_are_left_to_the_agent_which_delivers_them() -> None:
+def test_failed_and_damaged_reads_are_to_be_requested_again() -> None:
     operation = reading(0, 1, 2)
+    operation.on(DONE, 0.1)
     assert operation.on(ExtentsEnded(u32(1), FAILED), 0.2) == []
     operation.on(ExtentsEnded(u32(0, 2), READ), 0.2)
     report = Send(ExtentsRead(7, u32(0), u32(1, 2)))
-    assert operation.on(Verified(u32(0, 2), GOOD + DAMAGED), 0.2) == [report]
-    landed = GetProgress(7, u32(1, 2), tags(1, 2))
-    assert operation.on(landed, 0.3) == [Verify(u32(1, 2), tags(1, 2))]
-    assert operation.on(Verified(u32(1, 2), GOOD + GOOD), 0.3) == []
-    assert operation.on(GetDone(7, bytes([HIT] * 3), bytes(3)), 0.4) == [finished([HIT] * 3, [0] * 3)]
+    assert operation.on(Verified(u32(0, 2), GOOD + DAMAGED), 0.2) == [report, again(1, 2)]
+
+
+def test_reads_that_all_fail_end_a_get_that_the_agent_has_answered() -> None:
+    operation = reading(0, 2)
+    operation.on(GetProgress(7, u32(1), tags(1)), 0.1)
+    operation.on(Verified(u32(1), GOOD), 0.1)
+    operation.on(DONE, 0.1)
+    report = Send(ExtentsRead(7, b"", u32(0, 2)))
+    assert operation.on(ExtentsEnded(u32(0, 2), FAILED), 0.2) == [report, again(0, 2)]
+
+
+def test_an_answer_with_the_last_landed_blocks_ends_no_reads() -> None:
+    operation = reading(0, 1)
+    last = GetDone(7, bytes([HIT] * 3), bytes(3), positions=u32(2), tags=tags(2))
+    assert operation.on(last, 0.1) == [Verify(u32(2), tags(2))]
+    assert operation.on(Verified(u32(2), GOOD), 0.1) == []
+    operation.on(ExtentsEnded(u32(0, 1), READ), 0.2)
+    report = Send(ExtentsRead(7, u32(0, 1), b""))
+    assert operation.on(Verified(u32(0, 1), GOOD + GOOD), 0.2) == [report, finished([HIT] * 3, [0] * 3)]
 
 
 def test_the_agent_may_not_deliver_what_is_read_here() -> None:
     operation = reading(0, 1)
     assert operation.on(GetProgress(7, u32(0, 2), tags(9, 2)), 0.2) == [Verify(u32(2), tags(2))]
     operation.on(Verified(u32(2), GOOD), 0.2)
-    operation.on(ExtentsEnded(u32(0, 1), READ), 0.3)
-    operation.on(Verified(u32(0, 1), GOOD + GOOD), 0.3)
-    assert operation.on(GetProgress(7, u32(0), tags(9)), 0.4) == []
+    operation.on(ExtentsEnded(u32(0), READ), 0.3)
+    operation.on(ExtentsEnded(u32(1), FAILED), 0.3)
+    operation.on(Verified(u32(0), GOOD), 0.3)
+    assert operation.on(GetProgress(7, u32(0, 1), tags(9, 9)), 0.4) == []
 
 
-def test_a_lost_read_is_reported_as_neither_and_ends_as_the_agent_says() -> None:
+def test_a_lost_read_is_reported_as_neither_and_is_a_miss() -> None:
     operation = reading(0, 1)
+    operation.on(GetDone(7, bytes([HIT, HIT, MISS]), bytes([0, 0, Reason.NOT_FOUND])), 0.1)
     operation.on(ExtentsEnded(u32(0), READ), 0.2)
     operation.on(Verified(u32(0), GOOD), 0.2)
-    assert operation.on(ExtentsEnded(u32(1), LOST), 2.0) == [Send(ExtentsRead(7, u32(0), b""))]
-    reasons = [0, Reason.DRIVE_SUSPECT, Reason.NOT_FOUND]
-    done = GetDone(7, bytes([HIT, MISS, MISS]), bytes(reasons))
-    assert operation.on(done, 2.1) == [finished([HIT, MISS, MISS], reasons)]
+    end = finished([HIT, MISS, MISS], [0, Reason.DRIVE_SUSPECT, Reason.NOT_FOUND])
+    assert operation.on(ExtentsEnded(u32(1), LOST), 2.0) == [Send(ExtentsRead(7, u32(0), b"")), end]
 
 
 def test_a_lost_block_is_not_taken_from_the_agent_either() -> None:
@@ -100,13 +139,27 @@ def test_the_deadline_ends_a_get_whose_reads_are_under_way() -> None:
     assert operation.on(Ticked(), UNTIL_S) == [Send(Cancel(7)), late]
 
 
-def test_the_agents_deadline_ends_it_too() -> None:
+@pytest.mark.parametrize("is_early", [True, False])
+def test_the_loss_of_the_agent_ends_a_get_whose_reads_are_under_way(*, is_early: bool) -> None:
     operation = reading(0, 1, 2)
-    states, reasons = bytes([LATE] * 3), bytes([Reason.DEADLINE] * 3)
-    assert operation.on(GetDone(7, states, reasons), 0.4) == [finished([LATE] * 3, [Reason.DEADLINE] * 3)]
+    if is_early:
+        operation.on(DONE, 0.1)
+    operation.on(ExtentsEnded(u32(0), READ), 0.2)
+    operation.on(Verified(u32(0), GOOD), 0.2)
+    lost = [0, Reason.DISCONNECTED, Reason.DISCONNECTED]
+    assert operation.on(Disconnected(), 0.3) == [finished([HIT, MISS, MISS], lost)]
 
 
-def test_blocks_nobody_verified_in_time_are_left_to_the_agent() -> None:
+def test_the_agents_deadline_does_not_end_reads() -> None:
+    operation = reading(0, 1)
+    late = GetDone(7, bytes([HIT, HIT, LATE]), bytes([0, 0, Reason.DEADLINE]))
+    assert operation.on(late, 0.4) == []
+    operation.on(ExtentsEnded(u32(0, 1), READ), 0.5)
+    end = finished([HIT, HIT, LATE], [0, 0, Reason.DEADLINE])
+    assert operation.on(Verified(u32(0, 1), GOOD + GOOD), 0.5)[1:] == [end]
+
+
+def test_blocks_nobody_verified_in_time_are_to_be_requested_again() -> None:
     operation = reading(0)
     operation.on(ExtentsEnded(u32(0), READ), 0.2)
     assert operation.on(Verified(u32(0), UNSEEN), UNTIL_S) == [Send(ExtentsRead(7, b"", u32(0)))]
@@ -133,6 +186,12 @@ def test_senseless_extents_are_refused(bad: GetExtents) -> None:
     operation.start(0.0)
     with pytest.raises(MalformedError):
         operation.on(bad, 0.1)
+
+
+def test_extents_of_blocks_requested_again_are_refused() -> None:
+    operation = GetOperation(msgspec.structs.replace(get(), is_again=True), until_s=UNTIL_S)
+    with pytest.raises(MalformedError, match="second"):
+        operation.on(extents(0), 0.1)
 
 
 def test_extents_of_landed_blocks_and_a_second_offer_are_refused() -> None:

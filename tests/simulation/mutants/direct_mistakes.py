@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import msgspec
 import numpy as np
 from tests.simulation.mutants.mistakes import _change
 
 from ostraca._direct.direct_reader import DirectReader
+from ostraca._protocol.operations import Effect, Finish, GetOperation
 from ostraca._protocol.own_reads import OwnRead, OwnReads
 from ostraca_dpu_agent.datapath.flash_io import ReadPlan
 from ostraca_dpu_agent.datapath.get import GetRun
+from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Pins
+from ostraca_dpu_agent.datapath.staging.staging import Tenants
 from ostraca_dpu_agent.server.dispatcher import WorkerSession
+from ostraca_fabric.model.ids import DriveId, TenantId
 from ostraca_fabric.wire import codec
+from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import ExtentsRead
 
 
@@ -53,69 +60,106 @@ def slots_under_own_reads_never_come_back() -> None:
     _change(DirectReader, "when_read", never)
 
 
-def what_is_lost_is_reported_as_failed() -> None:
-    report = OwnReads.report
+def what_is_lost_is_asked_for_again() -> None:
+    column = OwnReads.column
 
-    def mistaken(self: OwnReads, request: int) -> ExtentsRead | None:
-        said = report(self, request)
-        if said is None:
-            return None
-        is_failed = (self._states == OwnRead.FAILED) | (self._states == OwnRead.LOST)
-        return ExtentsRead(request, said.verified, np.flatnonzero(is_failed).astype(codec.U32).tobytes())
+    def mistaken(self: OwnReads, state: OwnRead) -> bytes:
+        if state is not OwnRead.FAILED:
+            return column(self, state)
+        return np.flatnonzero(self.are(OwnRead.FAILED) | self.are(OwnRead.LOST)).astype(codec.U32).tobytes()
 
-    _change(OwnReads, "report", mistaken)
+    _change(OwnReads, "column", mistaken)
 
 
 def what_failed_is_left_to_nobody() -> None:
-    report = OwnReads.report
+    with_verdicts = GetOperation._with_verdicts
 
-    def curt(self: OwnReads, request: int) -> ExtentsRead | None:
-        said = report(self, request)
-        return None if said is None else ExtentsRead(request, said.verified, b"")
+    def curt(self: GetOperation, outcomes: Outcomes, again: bytes = b"") -> Finish:
+        return with_verdicts(self, outcomes)
 
-    _change(OwnReads, "report", curt)
+    _change(GetOperation, "_with_verdicts", curt)
+
+
+def a_get_ends_before_its_own_reads() -> None:
+    conclude = GetOperation._conclude
+
+    def hasty(self: GetOperation) -> list[Effect]:
+        own, was_over = self._own, self._own is not None and self._own.is_over
+        if own is not None:
+            own.is_over = True
+        effects = conclude(self)
+        if own is not None:
+            own.is_over = was_over
+        return effects
+
+    _change(GetOperation, "_conclude", hasty)
 
 
 def the_agent_delivers_what_it_has_offered() -> None:
-    take = ReadPlan.take
+    offer_extents = GetRun._offer_extents
 
-    def greedy(self: ReadPlan, drives: Any) -> Any:
-        queues = list(self.queues)
-        offer = take(self, drives)
-        self.queues[:] = queues
-        return offer
+    def greedy(self: GetRun, offer: Any, locations: Any, drives: Any) -> None:
+        offer_extents(self, offer, locations, drives)
+        plan = ReadPlan.of(locations, self._blocks.seeds, offer.positions, per_part=len(self._blocks))
+        for drive, parts in plan.queues:
+            self._context.tasks.spawn(self._lane(plan, drive, parts))
 
-    _change(ReadPlan, "take", greedy)
+    _change(GetRun, "_offer_extents", greedy)
 
 
 def what_is_offered_is_not_pinned() -> None:
     offer_extents = GetRun._offer_extents
 
-    async def hasty(self: GetRun, offer: Any, locations: Any, per_part: int) -> None:
-        self._context.locator.release(locations)
-        await offer_extents(self, offer, locations, per_part)
+    def hasty(self: GetRun, offer: Any, locations: Any, drives: Any) -> None:
+        self._context.locator.release(locations.pins)
+        offer_extents(self, offer, locations, drives)
 
     _change(GetRun, "_offer_extents", hasty)
 
 
+def pins_end_with_the_answer() -> None:
+    def none(_self: BlockLocations, _drives: Collection[DriveId]) -> Pins:
+        return []
+
+    _change(BlockLocations, "take_pins", none)
+
+
 def a_get_has_two_offers() -> None:
-    def always(self: GetRun) -> bool:
+    def always(self: GetRun) -> Mapping[DriveId, int]:
         worker = self._worker
-        return bool(worker.direct_drives) and self._context.may_read_directly(worker.tenant)
+        return worker.direct_drives if self._context.may_read_directly(worker.tenant) else {}
 
-    _change(GetRun, "_may_offer", always)
-
-
-def a_report_is_waited_for_beyond_the_end() -> None:
-    def extents_read(self: WorkerSession, request: int) -> asyncio.Future[ExtentsRead]:
-        report = _Deaf()
-        self._extents_read[request] = report
-        report.add_done_callback(lambda _: self._extents_read.pop(request))
-        return report
-
-    _change(WorkerSession, "extents_read", extents_read)
+    _change(GetRun, "_direct_drives", always)
 
 
-class _Deaf(asyncio.Future[ExtentsRead]):
-    def cancel(self, msg: object = None) -> bool:
-        return False
+def who_asks_again_is_offered_extents() -> None:
+    direct_drives = GetRun._direct_drives
+
+    def stubborn(self: GetRun) -> Mapping[DriveId, int]:
+        request = self._request
+        self._request = msgspec.structs.replace(request, is_again=False)
+        drives = direct_drives(self)
+        self._request = request
+        return drives
+
+    _change(GetRun, "_direct_drives", stubborn)
+
+
+def reads_end_by_a_report_alone() -> None:
+    end_reads = WorkerSession.end_reads
+
+    def waiting(self: WorkerSession, request: int, report: ExtentsRead | None = None) -> None:
+        if report is not None:
+            end_reads(self, request, report)
+
+    _change(WorkerSession, "end_reads", waiting)
+
+
+def own_reads_count_as_requests_for_good() -> None:
+    remove = Tenants.remove
+
+    def careless(self: Tenants, counts: Counter[TenantId], tenant: TenantId) -> None:
+        if sys._getframe(1).f_code.co_name != "_end_reads":
+            remove(self, counts, tenant)
+
+    _change(Tenants, "remove", careless)

@@ -69,9 +69,10 @@ def no_tag_at_the_reader() -> None:
 def hits_on_the_agents_word() -> None:
     concluded = GetOperation._conclude
 
-    def trusting(self: GetOperation, done: Any) -> Any:
-        self._good |= np.frombuffer(done.states, np.uint8) == 1
-        return concluded(self, done)
+    def trusting(self: GetOperation) -> Any:
+        if self._answer is not None:
+            self._good |= self._answer.states == 1
+        return concluded(self)
 
     _change(GetOperation, "_conclude", trusting)
 

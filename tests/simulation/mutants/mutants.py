@@ -461,8 +461,8 @@ MUTANTS = (
         (in_fabric(READ_LATE),),
     ),
     Mutant(
-        "what is lost is reported as failed",
-        direct_mistakes.what_is_lost_is_reported_as_failed,
+        "what is lost is asked for again",
+        direct_mistakes.what_is_lost_is_asked_for_again,
         (in_fabric(READ_LATE),),
     ),
     Mutant(
@@ -480,11 +480,31 @@ MUTANTS = (
         direct_mistakes.what_is_offered_is_not_pinned,
         (in_fabric(READ_UNDER_PRESSURE, _RARELY),),
     ),
+    Mutant(
+        "pins end with the answer",
+        direct_mistakes.pins_end_with_the_answer,
+        (in_fabric(READ_UNDER_PRESSURE, _RARELY),),
+    ),
+    Mutant(
+        "a get ends before its own reads",
+        direct_mistakes.a_get_ends_before_its_own_reads,
+        (in_fabric(READ_DIRECTLY),),
+    ),
     Mutant("a get has two offers", direct_mistakes.a_get_has_two_offers, (in_fabric(READ_AND_CACHED),)),
     Mutant(
-        "a report is waited for beyond the end",
-        direct_mistakes.a_report_is_waited_for_beyond_the_end,
+        "who asks again is offered extents",
+        direct_mistakes.who_asks_again_is_offered_extents,
+        (in_fabric(READ_DIRECTLY),),
+    ),
+    Mutant(
+        "reads end by a report alone",
+        direct_mistakes.reads_end_by_a_report_alone,
         (in_fabric(READ_LATE),),
+    ),
+    Mutant(
+        "own reads count as requests for good",
+        direct_mistakes.own_reads_count_as_requests_for_good,
+        (in_fabric(READ_DIRECTLY),),
     ),
     Mutant("blocks are placed by revision", mistakes.blocks_are_placed_by_revision, (in_fabric(GROWING),)),
 )

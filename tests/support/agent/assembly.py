@@ -22,7 +22,7 @@ from ostraca_dpu_agent.adapters.transports.inline_transport import InlineTranspo
 from ostraca_dpu_agent.adapters.transports.submitted_stream import SubmittedStreams
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.datapath.data_path import DataPath
-from ostraca_dpu_agent.datapath.request import RequestContext
+from ostraca_dpu_agent.datapath.request import ReadsEnded, RequestContext
 from ostraca_dpu_agent.settings import (
     MIB,
     AgentSettings,
@@ -248,12 +248,16 @@ class MemoryWorker:
     tenant: TenantId = TENANT
     said: list[GetProgress | GetExtents | Settled] = field(default_factory=list)
     direct_drives: dict[DriveId, int] = field(default_factory=dict)
-    reports: dict[int, asyncio.Future[ExtentsRead]] = field(default_factory=dict)
+    reads: dict[int, ReadsEnded] = field(default_factory=dict)
     _stops: dict[int, asyncio.Future[None]] = field(default_factory=dict)
 
-    def extents_read(self, request: int) -> asyncio.Future[ExtentsRead]:
-        self.reports[request] = asyncio.get_running_loop().create_future()
-        return self.reports[request]
+    def expect_reads(self, request: int, *, within_s: float, ended: ReadsEnded) -> None:
+        self.reads[request] = ended
+        asyncio.get_running_loop().call_later(within_s, self.end_reads, request)
+
+    def end_reads(self, request: int, report: ExtentsRead | None = None) -> None:
+        if request in self.reads:
+            self.reads.pop(request)(report)
 
     def stopped(self, request: int) -> asyncio.Future[None]:
         if request not in self._stops:

@@ -1,18 +1,18 @@
 """Extents of blocks for workers with direct reads of drives.
 
-The agent locates, admits and pins the blocks. The worker reads the extents, checks the tags, and reports
-failed blocks. The agent delivers failed blocks.
+The agent locates, admits and pins the blocks. The worker reads the extents, checks the tags, and reports the
+end. The worker asks for failed blocks again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS
+from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import ExtentsRead, GetExtents
@@ -42,6 +42,19 @@ class ExtentOffer:
     drives: list[tuple[DriveId, int]]
     """Each drive with the number of its blocks, in the order of the columns."""
 
+    @classmethod
+    def of(
+        cls, locations: BlockLocations, positions: NDArray[np.intp], drives: Collection[DriveId]
+    ) -> ExtentOffer | None:
+        """Offer the located blocks at *positions* that lie on *drives*, if any, in order of their extents."""
+        taken = [(drive, its) for drive, its in locations.by_drive(positions) if drive in drives]
+        if not taken:
+            return None
+        offsets = locations.drive_offsets()
+        order = np.concatenate([its[np.argsort(offsets[its])] for _, its in taken])
+        counts = [(drive, len(its)) for drive, its in taken]
+        return cls(order, offsets[order], locations.tags[order], counts)
+
     def message(self, request: int, numbers: Mapping[DriveId, int]) -> GetExtents:
         """Build the message to a worker with drives of these *numbers*."""
         counts = [blocks for _, blocks in self.drives]
@@ -54,7 +67,7 @@ class ExtentOffer:
             self.tags.tobytes(),
         )
 
-    def read(self, report: ExtentsRead, blocks: int) -> BlocksRead:
+    def divide(self, report: ExtentsRead, blocks: int) -> BlocksRead:
         """Divide the offered blocks by the worker's report on a request of so many *blocks*.
 
         Blocks never offered are ignored. Raises MalformedError.

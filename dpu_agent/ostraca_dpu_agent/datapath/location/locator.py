@@ -24,6 +24,7 @@ from ostraca_dpu_agent.datapath.location.routing import (
     BlockLocations,
     BlockSource,
     PartsByOwner,
+    Pins,
     Routes,
     ShardPart,
     restrict,
@@ -194,12 +195,12 @@ class Locator:
             (was_found if is_current else is_found)[answer.found_positions] = True
         return is_found, was_found
 
-    def release(self, locations: BlockLocations) -> None:
-        """Release the pins of a finished request."""
+    def release(self, pins: Pins) -> None:
+        """Release the pins of blocks that need no more reads."""
         by_owner: dict[AgentId, list[ShardRelease]] = {}
-        for owner, pin in locations.pins:
+        for owner, pin in pins:
             by_owner.setdefault(owner, []).append(pin)
-        locations.pins.clear()
+        pins.clear()
         for owner, releases in by_owner.items():
             self._tell(owner, Release(tuple(releases)))
 

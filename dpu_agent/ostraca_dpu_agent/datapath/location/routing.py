@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -309,6 +309,10 @@ def _places(
 _NOWHERE = _places(0)
 
 
+Pins = list[tuple[AgentId, ShardRelease]]
+"""Pins to release, with the owners that gave them."""
+
+
 @dataclass(slots=True)
 class BlockLocations:
     """Locations of a request's blocks: a row per block."""
@@ -329,11 +333,24 @@ class BlockLocations:
     tags: NDArray[np.uint8]
     """Shape (n, 16)."""
 
-    pins: list[tuple[AgentId, ShardRelease]] = field(default_factory=list)
+    pins: Pins = field(default_factory=list)
+
+    def take_pins(self, drives: Collection[DriveId]) -> Pins:
+        """Take the pins of blocks on *drives* out."""
+        shards = {source.shard for source in self.sources if source.drive in drives}
+        taken = [pin for pin in self.pins if pin[1].shard in shards]
+        self.pins = [pin for pin in self.pins if pin[1].shard not in shards]
+        return taken
 
     def by_drive(self, positions: NDArray[np.intp]) -> list[tuple[DriveId, NDArray[np.intp]]]:
         """Group found blocks by drive, in order."""
         return group_by_drive([source.drive for source in self.sources], self.source, positions)
+
+    def drive_offsets(self) -> NDArray[np.int64]:
+        """Return the first byte of each block on its drive."""
+        offsets = self.offsets.astype(np.int64)
+        bases = np.array([source.base for source in self.sources], np.int64)
+        return bases[self.source] + offsets if len(bases) else offsets
 
     def bytes_by_drive(self, positions: NDArray[np.intp]) -> dict[DriveId, int]:
         """Sum the lengths of found blocks per drive."""

@@ -1,4 +1,4 @@
-"""Gets of workers that read drives themselves: the agent locates, pins and delivers the rest."""
+"""Gets of workers that read drives themselves: the agent locates, pins, and answers at once."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
 
+import msgspec
 import numpy as np
 import pytest
 from tests.support.agent.assembly import (
     BLOCK_BYTES,
     DRIVE,
+    FAR_S,
     SETTINGS,
     SLOT_BYTES,
     TENANT,
@@ -20,6 +21,7 @@ from tests.support.agent.assembly import (
     HeldDrive,
     MemoryWorker,
     assembled,
+    chain_of,
     content_of,
     get_states,
     reasons_of,
@@ -29,25 +31,20 @@ from tests.support.agent.assembly import (
 )
 
 from ostraca_dpu_agent.datapath.location.extents import ExtentOffer
-from ostraca_dpu_agent.server.dispatcher import WorkerSession
 from ostraca_dpu_agent.settings import MIB, AgentSettings
 from ostraca_fabric.errors import MalformedError
-from ostraca_fabric.model.ids import AgentId, DriveId, FabricId, TenantId
+from ostraca_fabric.model.ids import AgentId, DriveId, TenantId
 from ostraca_fabric.model.outcome import BlockState, Reason
-from ostraca_fabric.model.overrides import LiveSettings, Overrides
+from ostraca_fabric.model.overrides import LiveSettings, Overrides, Switch
+from ostraca_fabric.tables.digests import derive_keys
+from ostraca_fabric.telemetry.requests import labelled
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     AgentRequest,
-    AnnouncedDrive,
     AnswerToAgent,
     ExtentsRead,
-    GetDone,
     GetExtents,
-    Hello,
 )
-
-if TYPE_CHECKING:
-    from ostraca_fabric.connection import ServerConnection
 
 HIT, MISS, LATE = BlockState.HIT, BlockState.MISS, BlockState.LATE
 NUMBERS = range(6)
@@ -86,42 +83,58 @@ def on_flash(drive: HeldDrive, offset: int) -> bytes:
     return bytes(drive.bytes[offset : offset + BLOCK_BYTES])
 
 
+def pins(fabric: Assembly) -> int:
+    return fabric.shard.core.counts().pins
+
+
+def reads_of(fabric: Assembly) -> tuple[int, int]:
+    """Return the recorded gets of blocks, and the hits among them that were read directly."""
+    counters = fabric.context.counters
+    blocks = sum(each.blocks for each in counters.tallies["get"].snapshot().blocks)
+    return blocks, counters.get_hits_direct
+
+
 async def test_the_worker_reads_what_the_agent_located_and_pinned() -> None:
     async with stored() as fabric:
         worker = with_drive(fabric)
         fabric.drive.holds_reads = True
-        getting = asyncio.create_task(fabric.get(worker, [*NUMBERS, 99]))
+        done = await fabric.get(worker, [*NUMBERS, 99])
+        assert get_states(done) == [HIT] * 6 + [MISS]
         offer = await offered(worker)
         positions = codec.positions(offer.positions, 7).tolist()
         assert sorted(positions) == list(NUMBERS)
         assert codec.u32(offer.drives, 6).tolist() == [3] * 6
         for position, offset in zip(positions, codec.u64(offer.offsets, 6).tolist(), strict=True):
             assert on_flash(fabric.drive, offset) == content_of(position)
-        assert fabric.shard.core.counts().pins == 1
-        worker.reports[offer.request].set_result(ExtentsRead(offer.request, u32(NUMBERS), b""))
-        done = await getting
-        assert get_states(done) == [HIT] * 6 + [MISS]
+        assert (pins(fabric), reads_of(fabric)) == (1, (1, 0)), "and the answer does not end the pin"
+        assert fabric.context.staging.tenants.requests == {TENANT: 1}
+        worker.end_reads(offer.request, ExtentsRead(offer.request, u32(NUMBERS), b""))
+        assert (pins(fabric), reads_of(fabric)) == (0, (7, 6))
+        assert not fabric.context.staging.tenants.requests
         assert not fabric.drive.held
         fabric.drive.let_go()
         assert not any(worker.arena.bytes)
         counters = fabric.context.counters
         assert (counters.snapshot().get_hits_direct, counters.hits_on[DRIVE]) == (6, 6)
+        assert counters.snapshot().get_bytes == 6 * BLOCK_BYTES
         await fabric.at_rest()
 
 
-async def test_the_agent_delivers_blocks_that_the_worker_could_not_read() -> None:
+async def test_the_agent_delivers_blocks_that_the_worker_asks_for_again() -> None:
     async with stored() as fabric:
         worker = with_drive(fabric)
-        getting = asyncio.create_task(fabric.get(worker, NUMBERS))
+        await fabric.get(worker, NUMBERS)
         offer = await offered(worker)
-        worker.reports[offer.request].set_result(ExtentsRead(offer.request, u32([0, 1, 3]), u32([2, 5])))
-        done = await getting
-        assert get_states(done) == [HIT, HIT, HIT, HIT, MISS, HIT]
-        assert reasons_of(done)[4] == Reason.DRIVE_SUSPECT
-        for number in NUMBERS:
-            found = bytes(worker.arena.bytes[number * SLOT_BYTES : number * SLOT_BYTES + BLOCK_BYTES])
-            assert (found == content_of(number)) is (number in (2, 5))
-        assert fabric.context.counters.snapshot().get_hits_direct == 3
+        worker.end_reads(offer.request, ExtentsRead(offer.request, u32([0, 1, 3]), u32([2, 5])))
+        assert reads_of(fabric) == (4, 3)
+        counted = fabric.context.counters.snapshot()
+        assert (counted.get_hits, counted.get_misses) == (3, 1), "the lost block is a miss"
+        message = msgspec.structs.replace(fabric.get_message([2, 5]), is_again=True)
+        assert get_states(await fabric.data_path.get(worker, fabric.volume, message)) == [HIT] * 2
+        for row, number in enumerate([2, 5]):
+            found = bytes(worker.arena.bytes[row * SLOT_BYTES : row * SLOT_BYTES + BLOCK_BYTES])
+            assert found == content_of(number)
+        assert (len(offers_to(worker)), reads_of(fabric)) == (1, (6, 3))
         await fabric.at_rest()
 
 
@@ -155,25 +168,65 @@ async def test_a_second_tenant_ends_direct_reads_at_once() -> None:
         assert not offers_to(worker)
 
 
-async def ended_while_reading(fabric: Assembly, *, is_cancelled: bool) -> GetDone:
-    worker = with_drive(fabric)
-    getting = asyncio.create_task(fabric.get(worker, NUMBERS, deadline_s=5.0 if is_cancelled else 0.1))
-    offer = await offered(worker)
-    if is_cancelled:
-        worker.stopped(offer.request).set_result(None)
-    done = await getting
-    assert worker.reports[offer.request].cancelled()
-    assert not unsettled_of(done)
-    await fabric.at_rest()
-    return done
-
-
-async def test_a_get_ends_while_the_worker_reads() -> None:
+@pytest.mark.parametrize("reason", [Reason.DEADLINE, Reason.CANCELLED])
+async def test_pins_end_with_the_get_of_a_worker_that_reports_nothing(reason: Reason) -> None:
     async with stored() as fabric:
-        done = await ended_while_reading(fabric, is_cancelled=False)
-        assert (get_states(done), set(reasons_of(done))) == ([LATE] * 6, {Reason.DEADLINE})
-        done = await ended_while_reading(fabric, is_cancelled=True)
-        assert (get_states(done), set(reasons_of(done))) == ([LATE] * 6, {Reason.CANCELLED})
+        worker = with_drive(fabric)
+        with labelled("worker/7"):
+            done = await fabric.get(worker, NUMBERS, deadline_s=0.2 if reason is Reason.DEADLINE else FAR_S)
+        assert get_states(done) == [HIT] * 6
+        assert pins(fabric) == 1
+        if reason is Reason.CANCELLED:
+            worker.end_reads(done.request)
+        await until(lambda: pins(fabric) == 0)
+        key = derive_keys(fabric.volume.secret, chain_of([0]))[0].tobytes()
+        event = fabric.context.events.of(key)[-1]
+        assert (event.kind, event.state, event.reason) == ("GOT", "LATE", reason.name)
+        assert event.label == "worker/7", "the label of the get"
+        assert reads_of(fabric) == (6, 0)
+        await fabric.at_rest()
+
+
+async def test_a_get_that_is_cancelled_while_the_agent_delivers_ends_the_workers_reads_too() -> None:
+    async with stored(with_cache(2 * MIB)) as fabric:
+        staging = fabric.context.staging
+        staging._pool.drop(staging.cache.shrink(0))
+        await fabric.put(fabric.worker(), [10])
+        worker = with_drive(fabric)
+        worker.arena.is_held = True
+        getting = asyncio.create_task(fabric.get(worker, [10, *NUMBERS]))
+        offer = await offered(worker)
+        worker.stopped(offer.request).set_result(None)
+        done = await getting
+        assert (get_states(done), set(reasons_of(done))) == ([LATE] * 7, {Reason.CANCELLED})
+        assert (pins(fabric), unsettled_of(done)) == (0, [0])
+        worker.arena.let_go()
+        await fabric.at_rest()
+
+
+async def test_a_worker_is_offered_nothing_at_the_limit_of_requests() -> None:
+    async with stored(replace(SETTINGS, flow=replace(SETTINGS.flow, requests_max=2))) as fabric:
+        worker = with_drive(fabric)
+        for _ in range(2):
+            assert get_states(await fabric.get(worker, [0])) == [HIT]
+        assert len(offers_to(worker)) == 1, "the second one would be a third request"
+        worker.end_reads(offers_to(worker)[0].request)
+        await fabric.get(worker, [0])
+        assert len(offers_to(worker)) == 2
+        worker.end_reads(offers_to(worker)[1].request)
+        await fabric.at_rest()
+
+
+async def test_a_volume_in_shadow_mode_leaves_no_reads_to_workers() -> None:
+    async with stored() as fabric:
+        switches = {(TENANT, "v"): Switch.SHADOW}
+        live = LiveSettings(direct_reads_tenant=TENANT)
+        fabric.membership.rule(Overrides(live=live, switches=switches, revision=2))
+        worker = with_drive(fabric)
+        assert set(get_states(await fabric.get(worker, NUMBERS))) == {BlockState.DECLINED}
+        await fabric.at_rest()
+        assert not worker.said
+        assert fabric.context.counters.tallies["shadow_get"].of(HIT) == 6
 
 
 async def test_a_get_that_ends_before_its_blocks_are_located_offers_nothing() -> None:
@@ -209,7 +262,7 @@ async def test_blocks_that_leave_the_cache_are_not_offered_after_an_offer() -> N
         worker.arena.is_held = True
         getting = asyncio.create_task(fabric.get(worker, [*cached, *NUMBERS]))
         offer = await offered(worker)
-        worker.reports[offer.request].set_result(ExtentsRead(offer.request, offer.positions, b""))
+        worker.end_reads(offer.request, ExtentsRead(offer.request, offer.positions, b""))
         await until(lambda: len(worker.arena.held) == 2)
         staging._pool.drop(staging.cache.shrink(0))
         worker.arena.let_go()
@@ -218,17 +271,6 @@ async def test_blocks_that_leave_the_cache_are_not_offered_after_an_offer() -> N
         counters = fabric.context.counters
         assert (counters.get_hits_direct, counters.get_hits_from_cache) == (6, 8)
         await fabric.at_rest()
-
-
-def test_drives_of_other_fabrics_and_suspended_ones_are_not_read_by_the_worker() -> None:
-    ours, theirs = FabricId(bytes(16)), bytes([1] * 16)
-    hello = Hello(1, 1, "worker", TENANT, "", "", client=bytes(16))
-    session = WorkerSession(cast("ServerConnection", None), hello, None)
-    announced = [(theirs, "e/a"), (ours, "e/b"), (ours, ""), (ours, "e/c")]
-    session.read_directly([AnnouncedDrive(*each) for each in announced], ours)
-    assert session.direct_drives == {"e/b": 1, "e/c": 3}
-    session.read_directly([], ours)
-    assert not session.direct_drives
 
 
 OFFER = ExtentOffer(
@@ -258,7 +300,7 @@ def test_an_offer_names_drives_by_the_workers_numbers() -> None:
 def test_a_report_divides_the_offered_blocks_and_no_others(
     verified: list[int], failed: list[int], expected: tuple[list[int], list[int], list[int]]
 ) -> None:
-    read = OFFER.read(ExtentsRead(7, u32(verified), u32(failed)), 6)
+    read = OFFER.divide(ExtentsRead(7, u32(verified), u32(failed)), 6)
     assert tuple(part.tolist() for part in (read.verified, read.failed, read.lost)) == expected
     hits = [(DriveId("e/a"), 4 in verified), (DriveId("e/b"), len({0, 2} & set(verified)))]
     assert OFFER.hits(read.verified) == hits
@@ -266,4 +308,4 @@ def test_a_report_divides_the_offered_blocks_and_no_others(
 
 def test_a_report_beyond_the_request_is_refused() -> None:
     with pytest.raises(MalformedError):
-        OFFER.read(ExtentsRead(7, u32([6]), b""), 6)
+        OFFER.divide(ExtentsRead(7, u32([6]), b""), 6)

@@ -1,4 +1,4 @@
-"""Blocks that workers read from drives themselves: a pin holds what an agent located until its get ends.
+"""Blocks that workers read from drives themselves: a pin holds what an agent located until the reads end.
 
 So in calm a block read in time is what was put there. And nothing holds memory once all reads have ended.
 """
@@ -23,9 +23,12 @@ _EARLY_S = 0.1
 _RETURNS_WITHIN_S = 120.0
 
 
-def check_bad_read(world: World, number: int, block: OwnBlock, asked_s: float) -> None:
-    """Hear of a block that a worker read itself in a get from *asked_s* on, and that its tag does not fit."""
-    why = _excuse(world, block, asked_s)
+def check_bad_read(world: World, number: int, block: OwnBlock, asked_s: float, until_s: float) -> None:
+    """Hear of a block that a worker read itself, and that its tag does not fit.
+
+    The get began at *asked_s*, and ends by *until_s*.
+    """
+    why = _excuse(world, block, asked_s, until_s)
     if not why:
         raise ViolationError(
             f"block {number} was located and pinned, and its worker has read something else of "
@@ -34,15 +37,16 @@ def check_bad_read(world: World, number: int, block: OwnBlock, asked_s: float) -
     world.story.happened[f"direct reads of wrong bytes: {why}"] += 1
 
 
-def _excuse(world: World, block: OwnBlock, asked_s: float) -> str:
+def _excuse(world: World, block: OwnBlock, asked_s: float, until_s: float) -> str:
     flash, begin, end = block.path.flash, block.offset, block.offset + block.length
-    age_s = world.loop.time() - asked_s  # by the worker's clock
+    now_s = world.loop.time()  # by the worker's clock
+    pinned_until_s = min(asked_s + world.outside.settings.owner.pin_max_s, until_s)
     faults = {
         "another device": block.path.is_stray,
         "a spoilt extent": flash.is_spoilt(begin, end)
         or flash.befell_since(block.mishaps, begin, end, Befell.ROT_ON_READ),
         "what a lie left in an agent's memory": world.setup.lies > 0,
-        "its pin may have ended": age_s > world.outside.settings.owner.pin_max_s - _EARLY_S,
+        "its pin may have ended": now_s > pinned_until_s - _EARLY_S,
         "no calm": not world.calm.is_calm,
     }
     return next((why for why, is_so in faults.items() if is_so), "")
@@ -58,6 +62,10 @@ async def everything_is_returned(world: World) -> None:
 
 
 def _held(world: World) -> str:
+    return _held_by_workers(world) or _held_by_agents(world)
+
+
+def _held_by_workers(world: World) -> str:
     for name, process in world.workers.items():
         worker = process.worker
         if worker.direct is not None and worker.direct.is_reading:
@@ -66,11 +74,17 @@ def _held(world: World) -> str:
             return f"{name} holds slots of a request"
         if worker.ledger.is_due():
             return f"{name} waits for its agent's word on slots"
+    return ""
+
+
+def _held_by_agents(world: World) -> str:
     for name, agent in world.agents.items():
         if not agent.is_alive:
             continue
-        if any(session._extents_read for session in agent.agent._dispatcher._sessions.values()):
+        if any(session._reads for session in agent.agent._dispatcher._sessions.values()):
             return f"{name} waits for a report on extents"
+        if agent.agent._staging.tenants.requests:
+            return f"{name} counts requests"
         if agent.agent._staging._held[Purpose.GET].total():
             return f"{name} holds memory for gets"
     return ""

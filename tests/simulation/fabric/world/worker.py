@@ -40,7 +40,7 @@ from ostraca._protocol.operations import (
 )
 from ostraca_fabric.connection import ClientConnection, Network
 from ostraca_fabric.errors import ConnectError, MalformedError, RefusedError
-from ostraca_fabric.model.outcome import Ack
+from ostraca_fabric.model.outcome import Ack, BlockState, Reason
 from ostraca_fabric.tables.digests import are_good, tag_seeds, tags_of
 from ostraca_fabric.tables.slots import SlotPool
 from ostraca_fabric.wire import codec
@@ -105,6 +105,12 @@ class Ended:
     was_slow: bool = False
     """Whether some of these reads were."""
 
+    def take(self, rows: list[int], rest: Ended) -> None:
+        """Take the end of blocks that were asked for again."""
+        for row, state, reason in zip(rows, rest.states, rest.reasons, strict=True):
+            self.states[row], self.reasons[row] = state, reason
+        self.handed |= rest.handed
+
 
 class Worker:
     """One process of one tenant, with that one's volumes open.
@@ -143,8 +149,9 @@ class Worker:
         self.arena = self._inline or self._planed(plane)
         self.ledger = Ledger(slots, quarantine_bytes_max=_ARENA_BYTES // 2)
         self.violations: list[str] = []
-        self.on_bad_read: Callable[[int, OwnBlock, float], None] = lambda _, __, ___: None
-        """Told of a block that it has read itself and that its tag does not fit, and when the get began."""
+        self.on_bad_read: Callable[[int, OwnBlock, float, float], None] = lambda *_: None
+        """Told of a block that it has read itself and that its tag does not fit, and when the get began and
+        is to end."""
 
         self._is_lied_to = is_lied_to
         self._holders: dict[int, int] = {}
@@ -197,9 +204,22 @@ class Worker:
         slots = None if link is None else self._taken(len(numbers))
         if link is None or slots is None:
             return self._declined(numbers)
+        self._announce(link)
+        return await self._get(link, numbers, slots, until_s)
+
+    async def _get(
+        self,
+        link: Link,
+        numbers: list[int],
+        slots: NDArray[np.int64],
+        until_s: float,
+        *,
+        is_again: bool = False,
+    ) -> Ended:
         volume, spans = self._blocks.volume_of_all(numbers), self._blocks.spans(numbers)
         lengths, seeds = self._lengths_and_seeds(volume, numbers, spans)
         request = self._next_request()
+        self._hold(slots, request)
         message = Get(
             request,
             link.handles[volume],
@@ -208,10 +228,10 @@ class Worker:
             lengths.astype(codec.U32).tobytes(),
             slots.astype(codec.U64).tobytes(),
             SLOT_BYTES,
+            is_again=is_again,
         )
         handed, asked_s = dict[int, bytes](), self._now_s
         own = None if self.direct is None else OwnGet(self.direct, request, slots, lengths, self._deliver)
-        self._announce(link)
         if self._inline is not None:
             self._inline.open(slots, SLOT_BYTES)
 
@@ -224,16 +244,33 @@ class Worker:
                 at = int(slots[row])
                 handed[numbers[row]] = bytes(self._memory[at : at + int(lengths[row])])
             if own is not None:
-                self._judge(own, numbers, found, good, asked_s)
+                self._judge(own, numbers, found, good, asked_s, until_s)
             return Verified(wanted.positions, verdicts.tobytes())
 
         operation = GetOperation(message, until_s=until_s)
-        outcomes = await self._operate(link, operation, until_s, slots, verify, own)
-        end = self._ended(link, outcomes, handed)
+        finish = await self._operate(link, operation, until_s, slots, verify, own)
+        end = self._ended(link, finish.outcomes, handed)
         if own is not None:
             end.own, end.unread = ({numbers[row] for row in rows} for rows in (own.blocks, own.unread))
             end.was_slow = own.is_slow or bool(own.unread)
+        rows = codec.positions(finish.again, len(numbers))
+        if len(rows):
+            if is_again:
+                self.violations.append(f"worker {self.name} asks for blocks a third time")
+            end.take(
+                rows.tolist(),
+                await self._get_again(link, [numbers[row] for row in rows.tolist()], slots[rows], until_s),
+            )
         return end
+
+    async def _get_again(
+        self, link: Link, numbers: list[int], slots: NDArray[np.int64], until_s: float
+    ) -> Ended:
+        if link.is_lost:
+            self.ledger.give(slots)
+            declined = Outcomes.filled(len(numbers), BlockState.DECLINED, Reason.DISCONNECTED)
+            return self._ended(link, declined, {})
+        return await self._get(link, numbers, slots, until_s, is_again=True)
 
     async def put(self, versions: list[Version], deadline_s: float, ack: Ack) -> Ended:
         until_s = self._now_s + deadline_s
@@ -260,7 +297,7 @@ class Worker:
             SLOT_BYTES,
         )
         end = await self._operate(link, BlockOperation(message, until_s=until_s), until_s, slots, None)
-        return self._ended(link, end, {})
+        return self._ended(link, end.outcomes, {})
 
     async def lookup(self, numbers: list[int], deadline_s: float, pin_s: float = 0.0) -> Ended:
         until_s = self._now_s + deadline_s
@@ -271,7 +308,7 @@ class Worker:
         volume, spans = self._blocks.volume_of_all(numbers), self._blocks.spans(numbers)
         message = Lookup(request, link.handles[volume], until_s - self._now_s, spans, pin_s)
         end = await self._operate(link, BlockOperation(message, until_s=until_s), until_s, None, None)
-        return self._ended(link, end, {})
+        return self._ended(link, end.outcomes, {})
 
     def _lengths_and_seeds(
         self, volume: Volume, numbers: list[int], spans: tuple[Span, ...]
@@ -293,7 +330,7 @@ class Worker:
         slots: NDArray[np.int64] | None,
         verify: Callable[[Verify], Verified] | None,
         own: OwnGet | None = None,
-    ) -> Outcomes:
+    ) -> Finish:
         request = operation.request
         mail = self._mail[request] = asyncio.Queue()
         todo, is_heard = deque(operation.start(self._now_s)), False
@@ -306,7 +343,8 @@ class Worker:
                     effect = todo.popleft()
                     if isinstance(effect, Finish):
                         self._links.count(is_heard=is_heard)
-                        return effect.outcomes
+                        self._keep(request, slots, effect.again)
+                        return effect
                     if isinstance(effect, Verify):
                         assert verify is not None, "only gets have anything verified"
                         todo.extendleft(reversed(operation.on(verify(effect), self._now_s)))
@@ -327,6 +365,13 @@ class Worker:
             elif slots is not None:
                 self.ledger.give(slots)
 
+    def _keep(self, request: int, slots: NDArray[np.int64] | None, again: bytes) -> None:
+        """Keep the slots of blocks to ask for again."""
+        if slots is not None and again:
+            kept = slots[codec.positions(again, len(slots))]
+            if not self.ledger.take_back(request, kept).all():
+                self.violations.append(f"worker {self.name} asks again for blocks under transfers")
+
     def _effects(self, operation: BlockOperation, event: Event) -> list[Effect]:
         try:
             return operation.on(event, self._now_s)
@@ -339,10 +384,8 @@ class Worker:
                 if link.connection.is_open:
                     link.connection.send(cancel)
             case Send(message=ExtentsRead() as report):
-                slots = self.ledger.slots(request)
-                if self._inline is not None and len(slots):
-                    self._inline.open(slots[codec.positions(report.failed, len(slots))], SLOT_BYTES)
-                link.connection.tell(report)
+                if link.connection.is_open:
+                    link.connection.send(report)
             case Send(message=message):
                 link.under_way += 1
                 self._spawn(self._asked(link, request, message))  # type: ignore[arg-type]  # of blocks
@@ -441,6 +484,7 @@ class Worker:
         found: NDArray[np.uint32],
         good: NDArray[np.bool_],
         asked_s: float,
+        until_s: float,
     ) -> None:
         """Hear of checked blocks: count those that were read here, and tell of those that are not good."""
         assert self.direct is not None, "it reads drives"
@@ -451,7 +495,7 @@ class Worker:
             if is_good:
                 self.direct.happened["direct HITs"] += 1
             else:
-                self.on_bad_read(numbers[row], own.blocks[row], asked_s)
+                self.on_bad_read(numbers[row], own.blocks[row], asked_s, until_s)
 
     @property
     def linked_to(self) -> tuple[str, bytes] | None:
@@ -479,9 +523,13 @@ class Worker:
             return None
         slots = self.ledger.take(count, SLOT_BYTES)
         if slots is not None:
-            for at in slots.tolist():
-                self._holders[at] = self._requests + 1
+            self._hold(slots, self._requests + 1)
         return slots
+
+    def _hold(self, slots: NDArray[np.int64], request: int) -> None:
+        """Let only what this request asks for land in these slots."""
+        for at in slots.tolist():
+            self._holders[at] = request
 
     def _holder_of(self, at: int) -> int:
         return self._holders.get(at, 0)
