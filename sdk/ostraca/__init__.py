@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ostraca import aio
+    from ostraca._memory.regions import Region
     from ostraca._memory.views import BlockViews, SlotLease
     from ostraca._operations.completions import Completion, Ticket
     from ostraca.client import Client, connect
@@ -65,6 +66,7 @@ __all__ = [
     "PutState",
     "Reason",
     "RefusedError",
+    "Region",
     "SlotLease",
     "Ticket",
     "TransportError",
@@ -82,6 +84,7 @@ _HOMES = {
     "ostraca.results": ("BlockOutcomes", "GetResult", "LookupResult", "PrefetchResult", "PutResult"),
     "ostraca.settings": ("ClientSettings",),
     "ostraca._operations.completions": ("Completion", "Ticket"),
+    "ostraca._memory.regions": ("Region",),
     "ostraca._memory.views": ("BlockViews", "SlotLease"),
     "ostraca.volume": ("Volume",),
     "ostraca_fabric.model.chain": ("Chain",),

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 
 from ostraca import client as blocking
 from ostraca._connection.credentials import TokenSource
+from ostraca._memory.regions import Region
 from ostraca._memory.views import BlockViews, SlotLease
 from ostraca._operations.get import GetIntoJob, GetViewsJob
 from ostraca._operations.job import Job
@@ -91,6 +92,10 @@ class AsyncClient:
                 timeout_s=timeout_s,
             ),
         )
+
+    async def register(self, memory: object, *, row_bytes: int | None = None) -> Region:
+        """Register memory of the caller, as ``Client.register``."""
+        return await asyncio.to_thread(self.blocking.register, memory, row_bytes=row_bytes)
 
     async def status(self, *, timeout_s: float = 5.0) -> AgentStatus:
         """Ask the agent for its status, as ``Client.status``."""

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -25,6 +26,7 @@ from ostraca._failover.connection_manager import ConnectionManager
 from ostraca._memory.arena import Arena
 from ostraca._memory.copy_pool import CopyPool, threads_for
 from ostraca._memory.cuda import CudaDevices
+from ostraca._memory.regions import Region, RegionMemory
 from ostraca._operations.completions import Completion, Ticket
 from ostraca._operations.job import Runtime
 from ostraca._operations.runner import JobRunner, open_volume, query_status, run_in_thread
@@ -32,7 +34,7 @@ from ostraca._protocol.specs import VolumeSpec, checked_seconds
 from ostraca.client_metrics import ClientMetrics
 from ostraca.settings import ClientSettings
 from ostraca.volume import Volume
-from ostraca_fabric.errors import ConnectError, OstracaError, UsageError
+from ostraca_fabric.errors import ClosedError, ConnectError, OstracaError, UsageError
 from ostraca_fabric.model.ids import TenantId, checked_name
 from ostraca_fabric.model.limits import flag, whole
 from ostraca_fabric.model.volume import COUNT_MAX, Layout, VolumeRecord
@@ -241,6 +243,34 @@ class Client:
         )
         open_volume(self._runner, volume, timeout_s=timeout_s)
         return Volume(self._runner, volume)
+
+    def register(self, memory: object, *, row_bytes: int | None = None) -> Region:
+        """Register memory of the caller: its rows are destinations of gets and sources of puts.
+
+        *memory* is a numpy array, a torch tensor on the host (also pinned), or a buffer such as an mmap: all
+        contiguous. Its first axis counts the rows; with *row_bytes*, the memory is cut into rows of so many
+        bytes. Over the inline transport, blocks move from and to the rows without a copy in the arena.
+        Elsewhere, and for clients that read drives themselves, they are copied as from other memory.
+
+        ``volume.get(chain, into=region.rows([...]), deadline_s=...)`` verifies blocks in their rows: rows of
+        blocks that are no HITs have undefined bytes afterwards.
+
+        Raises UsageError, also for memory that overlaps a registered region; and ClosedError.
+        """
+        checked = RegionMemory(memory, row_bytes)
+        self._runner.do(lambda: self._runtime.regions.add(checked))
+        return Region(checked, self._unregister)
+
+    def _unregister(self, memory: RegionMemory) -> None:
+        """Unregister a region, also after the end of the client. A forked child has no operations."""
+        remove = partial(self._runtime.regions.remove, memory)
+        try:
+            self._runner.do_at_end(remove)
+        except ClosedError:
+            if self._runtime.is_ours:
+                remove()
+            else:
+                memory.end()
 
     def set_credentials(self, credentials: TokenSource) -> None:
         """Show another token from the next dial on. Never blocks.

@@ -137,7 +137,8 @@ class Volume:
         ``ostraca._memory.host_blocks`` describes *into*; CUDA tensors (``ostraca._memory.device_blocks``) are
         accepted too.
 
-        A block's memory is written if and only if the block is a HIT, after verification of the bytes.
+        A block's memory is written if and only if the block is a HIT, after verification of the bytes. In
+        rows of a region (``Client.register``), blocks are verified in place: other rows are then undefined.
 
         *recompute_s* is the time for recomputing the whole chain, in equal parts per block. The fabric
         estimates the get's time from recently measured queues and speeds, and declines slower blocks at once

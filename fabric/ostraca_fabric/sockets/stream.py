@@ -16,8 +16,11 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_fabric.native import at, library
 from ostraca_fabric.wire.frames import BulkFrame, FrameReader, Passage
@@ -166,6 +169,15 @@ class Outbox:
             if sent < offered:
                 return False
         return self.is_empty
+
+    def blank(self, memory: NDArray[np.uint8]) -> None:
+        """Send zeros for all blocks in *memory*, an array object, that are not sent. Nothing uses it then."""
+        if self._blocks is not None and self._blocks.lies_in(memory):
+            self._blocks = self._blocks.blanked()
+        for place, waiting in enumerate(self._bulk):
+            if waiting.frame.blocks.lies_in(memory):
+                frame = replace(waiting.frame, blocks=waiting.frame.blocks.blanked())
+                self._bulk[place] = replace(waiting, frame=frame)
 
     def drop_bulk(self) -> None:
         """Discard queued bulk frames. Memory of their transfers may be in use until ``clear``."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import Struct
 from typing import TypeVar
 
@@ -79,6 +79,18 @@ class Passage:
     def left_bytes(self) -> int:
         """Bytes yet to pass."""
         return self.total_bytes - self.passed_bytes
+
+    def lies_in(self, memory: NDArray[np.uint8]) -> bool:
+        """Tell whether the blocks lie in this very array object."""
+        return self._memory is memory
+
+    def blanked(self) -> Passage:
+        """Return the rest of the passage with zeros for blocks, in memory of its own."""
+        blank = Passage(
+            np.zeros(int(self._lengths.max(initial=0)), np.uint8), np.zeros_like(self._offsets), self._lengths
+        )
+        blank.passed_bytes = self.passed_bytes
+        return blank
 
     def next_piece(self) -> memoryview:
         """Return the memory of the rest of the current block; a block must be left."""
@@ -255,6 +267,12 @@ class FrameReader:
         self._is_closed = True
         self._bulk = self.landing = None
         self._start = self._end = 0
+
+    def divert(self, memory: NDArray[np.uint8]) -> None:
+        """Discard the rest of the current frame if its blocks land in *memory*, an array object."""
+        if self._bulk is not None and self.landing is not None and self.landing.lies_in(memory):
+            self._discard_bytes = self.landing.left_bytes
+            self._bulk, self.landing = replace(self._bulk, landed=False), None
 
     def buffer(self) -> memoryview:
         """Return the memory for the next received bytes, in one piece; never empty."""

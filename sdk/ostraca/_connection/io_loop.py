@@ -40,6 +40,9 @@ from collections.abc import Callable, Iterable, Sequence
 from queue import Empty
 from typing import Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ostraca_fabric.errors import ProtocolError, TransportError
 from ostraca_fabric.ports.transport import ArenaEnd
 from ostraca_fabric.runtime.threads import show_name
@@ -93,6 +96,8 @@ class IoLoop:
         self._is_closed = False
         self._has_begun = False
         self._turns = threading.Lock()  # held while turns are done
+        self._receiving = threading.Lock()  # held while bytes are received and processed
+        self._gate = threading.Lock()  # passed before ``_receiving``: ``detach`` waits for one receipt alone
         self._leading = threading.Lock()  # held by the caller that leads
         self._led_until_s = 0.0
         self._resumed = threading.Event()
@@ -157,6 +162,17 @@ class IoLoop:
             self._shut_down("the agent does not read its messages")
         if not is_sent:
             os.eventfd_write(self._wake, 1)
+
+    def detach(self, memory: NDArray[np.uint8]) -> None:
+        """Ensure that blocks in *memory*, an array object, are neither received nor sent any more.
+
+        The rest of a frame under way is discarded, or sent as zeros. Waits for the end of one receipt, which
+        takes milliseconds. The caller must have ensured that no later frame finds the memory.
+        """
+        with self._gate, self._receiving:
+            self._reader.divert(memory)
+        with self._lock:
+            self._outbox.blank(memory)
 
     def wake(self) -> None:
         """Make the loop read its pace again."""
@@ -333,20 +349,30 @@ class IoLoop:
 
     def _read(self) -> bool:
         for _ in range(_READS_PER_TURN):
+            with self._gate:
+                self._receiving.acquire()
             try:
-                count, is_all = self._receive()
-            except BlockingIOError:
-                return True
-            except OSError as error:
-                self._cause = self._cause or f"receiving failed: {error}"
-                return False
-            if not count:
-                return False
-            self.received_s = time.monotonic()
-            self._take(count)
-            if is_all:
-                return True
+                goes_on = self._read_once()
+            finally:
+                self._receiving.release()
+            if goes_on is not None:
+                return goes_on
         return True
+
+    def _read_once(self) -> bool | None:
+        """Receive and process bytes; None if more are likely, False at the end of the connection."""
+        try:
+            count, is_all = self._receive()
+        except BlockingIOError:
+            return True
+        except OSError as error:
+            self._cause = self._cause or f"receiving failed: {error}"
+            return False
+        if not count:
+            return False
+        self.received_s = time.monotonic()
+        self._take(count)
+        return True if is_all else None
 
     def _receive(self) -> tuple[int, bool]:
         """Receive the available bytes; return their number, and whether that was all."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ostraca._connection.dial import ControlChannel
 from ostraca._connection.io_loop import IoLoop, Reader, Waiters
 from ostraca._memory.arena import Arena
-from ostraca._memory.inline_arena import InlineArenaEnd
+from ostraca._memory.inline_arena import InlineArenaEnd, RequestRows
 from ostraca._protocol.operations import NOT_STARTED_CODES, Disconnected, Event
 from ostraca._protocol.silence import SilenceDetector
 from ostraca._protocol.specs import VolumeKey, VolumeSpec
@@ -164,6 +164,11 @@ class AgentSession:
             self._loop.send([encode(SettlePast(request))])
 
     @property
+    def takes_rows(self) -> bool:
+        """Whether ``submit`` takes rows: this process itself moves all bytes of this connection."""
+        return self._inline is not None
+
+    @property
     def is_alive(self) -> bool:
         """Whether requests can be sent. The value may change at any moment."""
         return not self.lost_because
@@ -252,14 +257,20 @@ class AgentSession:
                 self._arena.ledger.tell_changed()
 
     def submit(
-        self, request: int, message: Message, mailbox: Mailbox, slots: NDArray[np.int64] | None = None
+        self,
+        request: int,
+        message: Message,
+        mailbox: Mailbox,
+        slots: NDArray[np.int64] | None = None,
+        rows: RequestRows | None = None,
     ) -> None:
         """Send a request; its events go to *mailbox*.
 
         ``leave`` must be called once for the request, in any case. If the message can't be encoded, this
         method raises, nothing has changed, and ``leave`` must not be called.
 
-        The taken *slots* belong to the request from here on; ``leave`` gives them back when free.
+        The taken *slots* belong to the request from here on; ``leave`` gives them back when free. The blocks
+        lie in *rows*, if any, which require ``takes_rows``. They are in use until the return of ``leave``.
         """
         frame = encode(message)
         is_first = False
@@ -274,8 +285,11 @@ class AgentSession:
                 self._arena.ledger.answer(request, _NONE_UNSETTLED)
                 mailbox.put((request, Disconnected()))
                 return
-            if slots is not None and isinstance(message, Get) and self._inline is not None:
-                self._inline.open(slots, message.slot_bytes)
+            if slots is not None and self._inline is not None:
+                if rows is not None:
+                    self._inline.bind(request, slots, rows)
+                if isinstance(message, Get):
+                    self._inline.open(slots, message.slot_bytes if rows is None else rows.row_bytes)
             self._mailboxes[request] = mailbox
             self._inflight.add(request)
         self._loop.send([frame])
@@ -343,13 +357,16 @@ class AgentSession:
             self.send(DirectDrives(tuple(AnnouncedDrive(*each) for each in announced)))
 
     def leave(self, request: int) -> None:
-        """End the caller's interest in a request and its slots."""
+        """End the caller's interest in a request and its slots. Nothing uses its rows afterwards."""
         with self._arena.changed:
             self._mailboxes.pop(request, None)
             self._shut(self._arena.ledger.slots(request))
+            rows = None if self._inline is None else self._inline.unbind(request)
             self._arena.ledger.leave(request)
             is_due = self._arena.ledger.is_due(self)
             self._arena.ledger.tell_changed()
+        if rows is not None:
+            self._loop.detach(rows.memory)
         if is_due and self._end.needs_progress:
             self._loop.wake()
 

@@ -222,7 +222,7 @@ def _merge_axes(axes: Axes) -> tuple[int, list[tuple[int, int]]]:
     return run_bytes, merged[::-1]
 
 
-_READ_ONLY = (
+READ_ONLY = (
     "is read-only, and blocks are to be written there: pass writable memory, such as a bytearray or a copy"
 )
 
@@ -474,7 +474,7 @@ def _inspect_array(value: object, count: int, *, is_written: bool) -> _Pieces:
         return _Pieces(np.empty(0, np.uint64), np.empty(0, np.int64), [], np.empty(0, np.int64), [])
     axes = axes_of(shaped)
     if is_written and not is_writable:
-        raise UsageError(_READ_ONLY)
+        raise UsageError(READ_ONLY)
     check_inside(address, axes.extent_bytes, end)
     layout = layout_of(Axes(axes.shape[1:], axes.strides[1:], axes.item_bytes))
     addresses = np.uint64(address) + np.arange(count, dtype=np.uint64) * np.uint64(axes.strides[0])
@@ -542,7 +542,7 @@ class _Listing:
             kind = self._kind_of[shaped] = len(self._layouts)
             self._layouts.append(layout)
         if self._is_written and not is_writable:
-            raise UsageError(_READ_ONLY)
+            raise UsageError(READ_ONLY)
         if end is not None:
             check_inside(address, self._layouts[kind].extent_bytes, end)
         self._addresses.append(address)

@@ -3,9 +3,14 @@
 Offsets and lengths from the agent are checked against the arena's bounds before any byte is read or written.
 Bytes land in *open* slots only. The worker opens the slots of a get before the request, and shuts each slot
 before reading it. Late or unrequested bytes are discarded.
+
+The blocks of a request may lie in caller memory instead (``ostraca._memory.regions``). The agent names slots
+all the same: then a slot is only the name of a row, for a while.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +24,18 @@ from ostraca_fabric.wire.frames import BulkFrame, Passage, bulk_frames
 from ostraca_fabric.wire.messages import ArenaOffer, Fetch
 
 _TRANSFER_MAX = (1 << 64) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestRows:
+    """Rows of caller memory for the blocks of one request.
+
+    *memory* is an array object of this request alone, and so identifies the request's bytes in transit.
+    """
+
+    memory: NDArray[np.uint8]
+    offsets: NDArray[np.int64]
+    row_bytes: int
 
 
 class InlineArenaEnd:
@@ -40,6 +57,12 @@ class InlineArenaEnd:
         )
         self._open_bytes = np.zeros(slots.memory_bytes // PAGE_BYTES, np.uint32)
         """Bytes that may land in a slot, by the slot's first page; 0 for a closed slot."""
+
+        self._rows_of_request: dict[int, tuple[NDArray[np.int64], RequestRows]] = {}
+        self._request_of = np.zeros(len(self._open_bytes), np.int64)
+        """Request whose row the slot is a name of, by the slot's first page; 0 for memory of the arena."""
+
+        self._row_offsets = np.zeros(len(self._open_bytes), np.int64)
 
     def offer(self) -> ArenaOffer:
         """Return the offer."""
@@ -63,6 +86,24 @@ class InlineArenaEnd:
         self._arena = np.empty(0, np.uint8)
 
     cut_off = close
+
+    def bind(self, request: int, slots: NDArray[np.int64], rows: RequestRows) -> None:
+        """Make the slots of a request names of *rows*, until ``unbind``. Request ids are positive."""
+        pages = slots // PAGE_BYTES
+        self._row_offsets[pages] = rows.offsets
+        self._rows_of_request[request] = pages, rows
+        self._request_of[pages] = request
+
+    def unbind(self, request: int) -> RequestRows | None:
+        """Shut the slots that are names of a request's rows, and forget the rows; return them, if any.
+
+        Frames under way still use the memory.
+        """
+        pages, rows = self._rows_of_request.pop(request, (None, None))
+        if pages is not None:
+            self._open_bytes[pages] = 0
+            self._request_of[pages] = 0
+        return rows
 
     def open(self, slots: NDArray[np.int64], slot_bytes: int) -> None:
         """Allow bytes in these slots from now on."""
@@ -96,7 +137,8 @@ class InlineArenaEnd:
         pages, within = np.divmod(offsets, PAGE_BYTES)
         if within.any() or (lengths > self._open_bytes[pages]).any() or len(np.unique(pages)) < len(pages):
             return None
-        return Passage(self._arena, offsets, lengths)
+        found = self._locate(offsets, lengths)
+        return None if found is None else Passage(*found, lengths)
 
     def answer(self, fetch: Fetch) -> list[BulkFrame]:
         """Return the bulk frames that answer *fetch*, in order.
@@ -107,17 +149,42 @@ class InlineArenaEnd:
             raise MalformedError(f"a fetch for transfer {fetch.transfer}, a number without a bulk frame")
         lengths = codec.u32(fetch.lengths, len(fetch.lengths) // codec.U32.itemsize)
         slots = codec.u64(fetch.slots, len(lengths))
-        if not (lengths.all() and self._holds(slots, lengths)):
+        found = None
+        if lengths.all() and self._holds(slots, lengths):
+            found = self._locate(slots.astype(np.int64), lengths)
+        if found is None:
             raise MalformedError(
                 f"a fetch of {len(lengths)} blocks with an empty block, or a block outside of the arena"
             )
+        memory, offsets = found
         return bulk_frames(
             fetch.transfer,
-            self._arena,
+            memory,
             places=np.arange(len(lengths), dtype=codec.U64),
-            offsets=slots.astype(np.int64),
+            offsets=offsets,
             lengths=lengths,
         )
+
+    def _locate(
+        self, offsets: NDArray[np.int64], lengths: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]] | None:
+        """Return the memory of blocks in the arena, and their offsets there: in rows where those are bound.
+
+        None unless all blocks lie in the arena, or in whole rows of a single request.
+        """
+        pages, within = np.divmod(offsets, PAGE_BYTES)
+        requests = self._request_of[pages]
+        if not requests.any():
+            return self._arena, offsets
+        _, rows = self._rows_of_request.get(int(requests[0]), (None, None))
+        if (
+            rows is None
+            or within.any()
+            or (requests != requests[0]).any()
+            or (lengths > rows.row_bytes).any()
+        ):
+            return None
+        return rows.memory, self._row_offsets[pages]
 
     def _holds(self, offsets: NDArray[np.uint64], lengths: NDArray[np.uint32]) -> bool:
         """Tell whether all these bytes lie in the arena."""

@@ -284,6 +284,7 @@ class Driver:
                 self._feed()
             self._end_late()
             is_stopped = isinstance(item, EndClient)
+            item = job = None  # keep no caller's memory during the next wait
 
     def _finish(self) -> None:
         """End session, jobs and runtime; refuse all later items."""
@@ -370,6 +371,8 @@ class Driver:
         is_full = is_submitted and self._submitted + len(self._runtime.completions) >= self._submitted_max
         self._active[job.ticket] = job
         self._submitted += is_submitted
+        if not self._try(job, job.accept):
+            return job
         if is_full:
             job.decline(Reason.OVERLOADED, "too many tickets are submitted and not taken")
         job.tick()

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import verified_slices
 from ostraca._memory.device_blocks import COPY_FAILED
-from ostraca._memory.host_blocks import caller_blocks
 from ostraca._memory.views import BlockViews, SlotHolds, SlotLoan
 from ostraca._operations.job import Runtime, SlotJob
 from ostraca._protocol.operations import (
@@ -200,18 +199,11 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
 
 
 class GetIntoJob(GetJob[GetResult]):
-    """Get with a copy of blocks to caller memory."""
+    """Get into caller memory: with a copy of blocks, or in place for rows of a region."""
 
     def __init__(self, runtime: Runtime, spec: GetSpec, into: object) -> None:
         super().__init__(runtime, spec)
-        self._into = caller_blocks(
-            into,
-            runtime.devices,
-            argument="into",
-            count=spec.blocks,
-            block_bytes=spec.volume.record.block_bytes,
-            is_written=True,
-        )
+        self._into = self._caller_memory(into, argument="into", is_written=True)
         self.lengths = self._into.lengths
         self._has_lost_copies = False
 
@@ -247,6 +239,8 @@ class GetIntoJob(GetJob[GetResult]):
         seeds: NDArray[np.uint64],
         tags: NDArray[np.uint8],
     ) -> NDArray[np.uint8]:
+        if self._region is not None and self._is_in_place:
+            return self._region.verify(blocks, seeds, tags, until_s=self.until_s, copy_pool=self._copy_pool)
         return self._into.scatter(
             self._arena.array,
             offsets,

@@ -4,6 +4,7 @@ A caller's thread creates the job, and the driver (``ostraca._operations.driver`
 thread and never waits. Once begun on a session, the job keeps up to ``windows_inflight`` requests under way.
 The driver passes on events of the agent, and calls::
 
+    job.accept()                    always first, once
     job.begin(...)                  a session with the volume open was found
     job.advance()                   start requests as far as there is room
     job.on(request, event)          from the job's mailbox; verifies, copies and tags in the driver's thread
@@ -34,6 +35,9 @@ from ostraca._failover.connection_manager import ConnectionManager
 from ostraca._memory.arena import Arena
 from ostraca._memory.copy_pool import CopyPool
 from ostraca._memory.device_blocks import Devices
+from ostraca._memory.host_blocks import CallerBlocks, caller_blocks
+from ostraca._memory.inline_arena import RequestRows
+from ostraca._memory.regions import RegionBlocks, RegionRows, RegionTable
 from ostraca._memory.views import SlotHolds
 from ostraca._operations.completions import CompletionQueue, Ticket
 from ostraca._protocol.operations import (
@@ -133,6 +137,7 @@ class Runtime:
     direct: DirectReader | None = None
     """Reader of drives of this host; None without any."""
 
+    regions: RegionTable = field(default_factory=RegionTable)
     completions: CompletionQueue = field(default_factory=CompletionQueue)
     meter: Meter = field(default_factory=Meter)
     is_closed: bool = False
@@ -170,6 +175,7 @@ class Runtime:
         """End all parts after the session. No operation may be under way."""
         self.copy_pool.close()
         self.completions.close()
+        self.regions.end()
         has_read = self.direct is None or self.direct.close()
         self.arena.close(is_used=not self.devices.close() or not has_read)
 
@@ -203,6 +209,9 @@ class Job(Generic[_Spec_co, _Result_co]):
         self._blocks = spec.blocks
         self._first = 0
         self._requests: dict[int, BlockOperation] = {}
+
+    def accept(self) -> None:
+        """Claim memory of the caller, before anything else. Raises UsageError if it is in use."""
 
     def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
         """Begin on a session, acquired for the job, with the volume open as *handle*.
@@ -296,6 +305,7 @@ class Job(Generic[_Spec_co, _Result_co]):
             self._drop(request)
         if self.has_begun:
             self._session.release()
+            del self._mailbox  # the two know each other, and would keep the caller's memory
 
     # For the kinds of jobs.
 
@@ -322,6 +332,10 @@ class Job(Generic[_Spec_co, _Result_co]):
         Raises MalformedError for extents that lie on no drive of this worker.
         """
         raise NotImplementedError
+
+    def _rows(self, operation: BlockOperation) -> RequestRows | None:  # noqa: ARG002 (for operations in place)
+        """Return the memory for the blocks of an operation, unless that is the arena."""
+        return None
 
     def _why_not_begin(self) -> tuple[int, Reason] | None:
         """Return the outcome of blocks that can't be requested any more, or None."""
@@ -375,7 +389,8 @@ class Job(Generic[_Spec_co, _Result_co]):
         If encoding fails, the request is not under way, and its slots are given back.
         """
         try:
-            self._session.submit(operation.request, message, self._mailbox, operation.slots)
+            slots, rows = operation.slots, self._rows(operation)
+            self._session.submit(operation.request, message, self._mailbox, slots, rows)
         except BaseException:
             del self._requests[operation.request]  # ``advance`` unreserves the request
             self._give(operation)
@@ -420,6 +435,51 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
     def __init__(self, runtime: Runtime, spec: _ChainSpec_co) -> None:
         super().__init__(runtime, spec)
         self._slot_bytes = spec.volume.slot_bytes
+        self._region: RegionBlocks | None = None
+        """Rows that this job has claimed, or will claim."""
+
+        self._has_claimed = False
+        self._is_in_place = False
+        """Whether blocks go from and to their rows, without the arena."""
+
+    def accept(self) -> None:
+        """Claim rows of a region."""
+        if self._region is not None:
+            self._region.claim()
+            self._has_claimed = True
+
+    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
+        """Begin on a session.
+
+        Blocks move in place if this process moves all of their bytes. Its own reads of drives need an arena:
+        a silent drive may write long after.
+        """
+        super().begin(session, handle, mailbox, holds)
+        self._is_in_place = self._region is not None and session.takes_rows and self._runtime.direct is None
+
+    def close(self) -> None:
+        """Release all resources, and the claimed rows last."""
+        super().close()
+        if self._region is not None and self._has_claimed:
+            self._region.release()
+
+    def _caller_memory(self, value: object, *, argument: str, is_written: bool) -> CallerBlocks:
+        """Check the memory for the job's blocks. Raises UsageError."""
+        count, block_bytes = self.spec.blocks, self.spec.volume.record.block_bytes
+        if isinstance(value, RegionRows):
+            self._region = value.blocks(
+                argument=argument, count=count, block_bytes=block_bytes, is_written=is_written
+            )
+            return self._region
+        devices = self._runtime.devices
+        return caller_blocks(
+            value, devices, argument=argument, count=count, block_bytes=block_bytes, is_written=is_written
+        )
+
+    def _rows(self, operation: BlockOperation) -> RequestRows | None:
+        if self._region is None or not self._is_in_place:
+            return None
+        return self._region.request_rows(operation.first, operation.blocks)
 
     def _why_not_begin(self) -> tuple[int, Reason] | None:
         with self._arena.changed:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import compute_tags
-from ostraca._memory.host_blocks import caller_blocks
 from ostraca._memory.views import SlotHolds, SlotLease
 from ostraca._operations.job import Runtime, SlotJob
 from ostraca._protocol.operations import BlockOperation
@@ -67,14 +66,7 @@ class PutFromJob(PutJob):
 
     def __init__(self, runtime: Runtime, spec: PutSpec, source: object) -> None:
         super().__init__(runtime, spec)
-        self._source = caller_blocks(
-            source,
-            runtime.devices,
-            argument="source",
-            count=spec.blocks,
-            block_bytes=spec.volume.record.block_bytes,
-            is_written=False,
-        )
+        self._source = self._caller_memory(source, argument="source", is_written=False)
         self.lengths = self._source.lengths
 
     def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes] | None:
@@ -84,7 +76,10 @@ class PutFromJob(PutJob):
             return None
         try:
             seeds = self._seeds(np.arange(first, first + len(slots)))
-            tags = self._source.gather(arena.array, slots, seeds, first=first, copy_pool=self._copy_pool)
+            if self._region is not None and self._is_in_place:
+                tags = self._region.tags(first, seeds, copy_pool=self._copy_pool)
+            else:
+                tags = self._source.gather(arena.array, slots, seeds, first=first, copy_pool=self._copy_pool)
         except BaseException:
             if self._source.wait():  # otherwise a copy may still write to the slots
                 arena.give(slots)

@@ -228,6 +228,14 @@ class JobRunner:
     def do(self, act: Callable[[], _Result]) -> _Result:
         """Run a short action in the driver's thread, and return its result."""
         self.runtime.check_open()
+        return self.do_at_end(act)
+
+    def do_at_end(self, act: Callable[[], _Result]) -> _Result:
+        """Run a short action as ``do``, also while the client is being closed.
+
+        After a ClosedError in the client's own process, the driver begins no job any more.
+        """
+        self.runtime.check_process()
         call: Call[_Result] = Call()
         self._driver.post(RunAction(partial(call.run, act), call.end))
         call.wait()

@@ -1,0 +1,335 @@
+"""Regions: caller memory, registered with a client, as source and destination of transfers.
+
+A region is cut into rows of one size; a row holds a block. Where this process itself moves the bytes of a
+connection (inline), blocks go from and to rows without the arena between. Over any other transport, rows are
+copied from and to the arena, as all memory of callers.
+
+**Rows that are no HITs.** A get verifies blocks in their rows. So the content of all other rows of the get is
+undefined afterwards.
+
+**Ends.** After an operation's end, no byte lands in its rows, and none is read from there. A row belongs to
+one get at a time, or to any number of puts: the claims say so. A region ends when no operation claims a row.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca._memory.copy_pool import CopyPool, compute_tags, verified_slices
+from ostraca._memory.host_blocks import (
+    PART,
+    READ_ONLY,
+    BufferView,
+    HostBlocks,
+    axes_of,
+    layout_of,
+    view_buffer,
+)
+from ostraca._memory.inline_arena import RequestRows
+from ostraca._protocol.operations import no_verdicts, verdicts_of
+from ostraca._protocol.specs import check_count, check_size
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.limits import whole
+
+_WRITTEN = -1
+
+
+class RegionMemory:
+    """Memory of a region, and the claims of operations to its rows. Claims are for the driver's thread."""
+
+    def __init__(self, given: object, row_bytes: int | None) -> None:
+        """Check the memory. Raises UsageError."""
+        self.array, self.is_writable, rows = _inspect(given)
+        if row_bytes is None and not rows:
+            raise UsageError("memory has a single axis: pass row_bytes, or an array of shape (rows, bytes)")
+        size_bytes = self.array.nbytes
+        self.row_bytes = (
+            size_bytes // rows
+            if row_bytes is None
+            else whole("row_bytes", row_bytes, least=1, most=size_bytes)
+        )
+        if size_bytes % self.row_bytes:
+            raise UsageError(f"memory of {size_bytes} bytes is not whole rows of {self.row_bytes} bytes")
+        self.address = self.array.ctypes.data
+        self.size_bytes = size_bytes
+        self.rows = size_bytes // self.row_bytes
+        self._users = np.zeros(self.rows, np.int32)
+        """Number of puts that use a row, or ``_WRITTEN`` for a get."""
+
+        self.operations = 0
+        """Number of operations with claims."""
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the region was unregistered."""
+        return not self.array.nbytes
+
+    def check_registered(self) -> None:
+        """Raise UsageError after the region's end."""
+        if self.is_ended:
+            raise UsageError("the region is unregistered: register the memory again")
+
+    def claim(self, numbers: NDArray[np.int64], *, is_written: bool) -> None:
+        """Claim rows for an operation. Raises UsageError if another operation uses one of them."""
+        self.check_registered()
+        users = self._users[numbers]
+        is_taken = users != 0 if is_written else users == _WRITTEN
+        if is_taken.any():
+            raise UsageError(
+                f"row {numbers[is_taken][0]} of the region is in use by another operation: wait for that "
+                "operation's end"
+            )
+        if is_written:
+            self._users[numbers] = _WRITTEN
+        else:
+            np.add.at(self._users, numbers, 1)
+        self.operations += 1
+
+    def release(self, numbers: NDArray[np.int64], *, is_written: bool) -> None:
+        """Undo a claim."""
+        if is_written:
+            self._users[numbers] = 0
+        else:
+            np.subtract.at(self._users, numbers, 1)
+        self.operations -= 1
+
+    def end(self) -> None:
+        """Let go of the memory."""
+        self.array = np.empty(0, np.uint8)
+
+
+class RegionTable:
+    """Registered regions of a client. For the driver's thread. Dropped regions leave by themselves."""
+
+    def __init__(self) -> None:
+        self._live: weakref.WeakSet[RegionMemory] = weakref.WeakSet()
+
+    def add(self, region: RegionMemory) -> None:
+        """Add a region. Raises UsageError if a registered region shares memory with it."""
+        for other in self._live:
+            if other.address < region.address + region.size_bytes and (
+                region.address < other.address + other.size_bytes
+            ):
+                raise UsageError(
+                    f"memory overlaps a registered region of {other.rows} rows of {other.row_bytes} bytes: "
+                    "register memory once, and share the region"
+                )
+        self._live.add(region)
+
+    def remove(self, region: RegionMemory) -> None:
+        """End a region. Raises UsageError while operations use its rows."""
+        if region.operations:
+            raise UsageError(
+                f"{region.operations} operations use rows of the region: wait for their ends, or cancel them"
+            )
+        region.end()
+        self._live.discard(region)
+
+    def end(self) -> None:
+        """End all regions. No operation may be under way."""
+        for region in list(self._live):
+            region.end()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegionRows:
+    """Rows of a region, in the order of the blocks: ``into`` of a get, or ``source`` of a put."""
+
+    memory: RegionMemory
+    numbers: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return len(self.numbers)
+
+    def blocks(self, *, argument: str, count: int, block_bytes: int, is_written: bool) -> RegionBlocks:
+        """Check the rows as memory of *count* blocks, each of at most *block_bytes*. Raises UsageError."""
+        memory, numbers = self.memory, self.numbers
+        memory.check_registered()
+        try:
+            self._check(count, is_written=is_written)
+        except UsageError as error:
+            raise UsageError(f"{argument} {error}") from error
+        if count:
+            check_size(argument, 0, memory.row_bytes, block_bytes)
+        parts = np.zeros(count, PART)
+        parts["address"] = np.uint64(memory.address) + (numbers * memory.row_bytes).astype(np.uint64)
+        parts["run_bytes"], parts["runs"] = memory.row_bytes, 1
+        lengths = np.full(count, memory.row_bytes, np.uint32)
+        return RegionBlocks(
+            parts, np.arange(count + 1), lengths, is_written, (memory.array,), memory, numbers
+        )
+
+    def _check(self, count: int, *, is_written: bool) -> None:
+        check_count(len(self.numbers), count)
+        if is_written and not self.memory.is_writable:
+            raise UsageError(READ_ONLY)
+        if is_written and len(np.unique(self.numbers)) < count:
+            raise UsageError("names a row twice: each block of a get needs a row of its own")
+
+
+class Region:
+    """Registered memory: ``Client.register`` makes one. Unregister it, or use it as a context manager.
+
+    Until then the memory stays in use, and can't be resized. Dropping the region and its rows, and the end of
+    the client, unregister it too.
+    """
+
+    def __init__(self, memory: RegionMemory, unregister: Callable[[RegionMemory], None]) -> None:
+        """Present *memory* to users; for ``Client.register``."""
+        self._memory = memory
+        self._unregister = unregister
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self._memory.row_bytes
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return self._memory.rows
+
+    def __repr__(self) -> str:
+        """Show rows and state."""
+        state = ", unregistered" if self._memory.is_ended else ""
+        return f"<Region: {len(self)} rows of {self.row_bytes} bytes{state}>"
+
+    def rows(self, indices: Sequence[int] | NDArray[np.integer[Any]] | range) -> RegionRows:
+        """Name rows for the blocks of an operation, in order, by their numbers from 0 on.
+
+        Raises UsageError for a number outside of the region.
+        """
+        try:
+            found = np.asarray(indices)
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"indices can't be read as numbers: {error}") from error
+        if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+            raise UsageError("indices is no list of whole numbers: pass the numbers of the rows")
+        if len(found) and not 0 <= found.min() <= found.max() < len(self):
+            raise UsageError(f"a row outside of the region, which has rows 0 to {len(self) - 1}")
+        return RegionRows(self._memory, found.astype(np.int64))
+
+    def unregister(self) -> None:
+        """Let go of the memory: from here on the client neither reads nor writes it.
+
+        Repeated calls do nothing. Raises UsageError while operations use rows; each ends by its deadline.
+        """
+        if not self._memory.is_ended:
+            self._unregister(self._memory)
+
+    def __enter__(self) -> Self:
+        """Return the region to the ``with`` block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Unregister the region. If the block raised, a region in use is left to its last reference."""
+        try:
+            self.unregister()
+        except UsageError:
+            if error is None:
+                raise
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegionBlocks(HostBlocks):
+    """Rows as checked blocks. The methods of ``HostBlocks`` copy; those below work in place."""
+
+    memory: RegionMemory
+    numbers: NDArray[np.int64]
+
+    def claim(self) -> None:
+        """Claim the rows, before the first access. Raises UsageError."""
+        self.memory.claim(self.numbers, is_written=self.is_written)
+
+    def release(self) -> None:
+        """Release the claimed rows, after the last access."""
+        self.memory.release(self.numbers, is_written=self.is_written)
+
+    def request_rows(self, first: int, count: int) -> RequestRows:
+        """Return rows for a request of *count* blocks from *first* on."""
+        return RequestRows(self.memory.array[:], self._offsets(first, count), self.memory.row_bytes)
+
+    def verify(
+        self,
+        positions: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        tags: NDArray[np.uint8],
+        *,
+        until_s: float,
+        copy_pool: CopyPool,
+    ) -> NDArray[np.uint8]:
+        """Verify blocks that landed in their rows; return a ``BlockVerdict`` for each.
+
+        Arguments are those of ``HostBlocks.scatter``.
+        """
+        verdicts = no_verdicts(len(positions))
+        for some, good in verified_slices(
+            self.memory.array,
+            self.numbers[positions] * self.memory.row_bytes,
+            self.lengths[positions],
+            seeds,
+            tags,
+            until_s=until_s,
+            copy_pool=copy_pool,
+        ):
+            verdicts[some] = verdicts_of(good)
+        return verdicts
+
+    def tags(self, first: int, seeds: NDArray[np.uint64], *, copy_pool: CopyPool) -> NDArray[np.uint8]:
+        """Return the tags of blocks from *first* on, a block per seed. Shape (n, 16)."""
+        count = len(seeds)
+        offsets, lengths = self._offsets(first, count), self.lengths[first : first + count]
+        return compute_tags(self.memory.array, offsets, lengths, seeds, copy_pool=copy_pool)
+
+    def _offsets(self, first: int, count: int) -> NDArray[np.int64]:
+        return self.numbers[first : first + count] * self.memory.row_bytes
+
+
+def _inspect(given: object) -> tuple[NDArray[np.uint8], bool, int]:
+    """Return memory as a flat array, whether it is writable, and the size of its first axis.
+
+    The size is 0 for memory with a single axis. Raises UsageError.
+    """
+    torch = sys.modules.get("torch")
+    is_tensor = torch is not None and isinstance(given, torch.Tensor)
+    if is_tensor and not given.is_cpu:  # type: ignore[attr-defined]
+        raise UsageError(
+            f"memory lies on {given.device}, and regions are host memory: pass tensors of devices "  # type: ignore[attr-defined]
+            "themselves as into and source"
+        )
+    try:
+        _, _, _, is_writable, shaped = _contiguous(given)
+    except UsageError as error:
+        raise UsageError(f"memory {error}") from error
+    flat = _flat_tensor(given, torch) if is_tensor else _flat_array(given)
+    return flat, is_writable, shaped[0][0] if len(shaped[0]) > 1 else 0
+
+
+def _contiguous(given: object) -> BufferView:
+    seen = view_buffer(given)
+    if seen is None:
+        raise UsageError(f"is a {type(given).__name__}: pass an array, a tensor or a buffer, as of mmap")
+    parts = layout_of(axes_of(seen[4])).parts
+    if len(parts) > 1 or parts["runs"][0] > 1:
+        raise UsageError("has gaps: register contiguous memory, or pass its parts as into and source")
+    return seen
+
+
+def _flat_array(given: object) -> NDArray[np.uint8]:
+    array = given if isinstance(given, np.ndarray) else np.asarray(memoryview(given))  # type: ignore[arg-type]
+    return np.asarray(array).reshape(-1).view(np.uint8)
+
+
+def _flat_tensor(tensor: Any, torch: Any) -> NDArray[np.uint8]:  # noqa: ANN401 (torch is never imported here)
+    flat: NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return flat
