@@ -145,6 +145,8 @@ class RegionRows:
 
     memory: RegionMemory
     numbers: NDArray[np.int64]
+    lengths: NDArray[np.uint32]
+    """Bytes of each block: the first of its row."""
 
     def __len__(self) -> int:
         """Count the rows."""
@@ -159,14 +161,13 @@ class RegionRows:
         except UsageError as error:
             raise UsageError(f"{argument} {error}") from error
         if count:
-            check_size(argument, 0, memory.row_bytes, block_bytes)
+            worst = int(self.lengths.argmax())
+            check_size(argument, worst, int(self.lengths[worst]), block_bytes)
         parts = np.zeros(count, PART)
         parts["address"] = np.uint64(memory.address) + (numbers * memory.row_bytes).astype(np.uint64)
-        parts["run_bytes"], parts["runs"] = memory.row_bytes, 1
-        lengths = np.full(count, memory.row_bytes, np.uint32)
-        return RegionBlocks(
-            parts, np.arange(count + 1), lengths, is_written, (memory.array,), memory, numbers
-        )
+        parts["run_bytes"], parts["runs"] = self.lengths, 1
+        first_part, owners = np.arange(count + 1), (memory.array,)
+        return RegionBlocks(parts, first_part, self.lengths, is_written, owners, memory, numbers)
 
     def _check(self, count: int, *, is_written: bool) -> None:
         check_count(len(self.numbers), count)
@@ -202,20 +203,26 @@ class Region:
         state = ", unregistered" if self._memory.is_ended else ""
         return f"<Region: {len(self)} rows of {self.row_bytes} bytes{state}>"
 
-    def rows(self, indices: Sequence[int] | NDArray[np.integer[Any]] | range) -> RegionRows:
+    def rows(
+        self,
+        indices: Sequence[int] | NDArray[np.integer[Any]] | range,
+        *,
+        lengths: int | Sequence[int] | NDArray[np.integer[Any]] | None = None,
+    ) -> RegionRows:
         """Name rows for the blocks of an operation, in order, by their numbers from 0 on.
 
-        Raises UsageError for a number outside of the region.
+        *lengths* is the bytes of each block, or a single number for all; without, a block fills its row. A
+        shorter block lies at the begin of its row. Raises UsageError for numbers outside of the region.
         """
-        try:
-            found = np.asarray(indices)
-        except (ValueError, TypeError) as error:
-            raise UsageError(f"indices can't be read as numbers: {error}") from error
-        if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
-            raise UsageError("indices is no list of whole numbers: pass the numbers of the rows")
-        if len(found) and not 0 <= found.min() <= found.max() < len(self):
-            raise UsageError(f"a row outside of the region, which has rows 0 to {len(self) - 1}")
-        return RegionRows(self._memory, found.astype(np.int64))
+        numbers = _whole_numbers("indices", indices, least=0, most=len(self) - 1)
+        if lengths is None:
+            lengths = self.row_bytes
+        if isinstance(lengths, int):
+            lengths = [lengths] * len(numbers)
+        sizes = _whole_numbers("lengths", lengths, least=1, most=self.row_bytes)
+        if len(sizes) != len(numbers):
+            raise UsageError(f"{len(sizes)} lengths for {len(numbers)} rows: pass a length for each row")
+        return RegionRows(self._memory, numbers, sizes.astype(np.uint32))
 
     def unregister(self) -> None:
         """Let go of the memory: from here on the client neither reads nor writes it.
@@ -293,6 +300,19 @@ class RegionBlocks(HostBlocks):
 
     def _offsets(self, first: int, count: int) -> NDArray[np.int64]:
         return self.numbers[first : first + count] * self.memory.row_bytes
+
+
+def _whole_numbers(name: str, values: object, *, least: int, most: int) -> NDArray[np.int64]:
+    """Return numbers of one axis. Raises UsageError."""
+    try:
+        found = np.asarray(values)
+    except (ValueError, TypeError) as error:
+        raise UsageError(f"{name} can't be read as numbers: {error}") from error
+    if found.ndim != 1 or (len(found) and found.dtype.kind not in "iu"):
+        raise UsageError(f"{name} is no list of whole numbers: pass a number for each row")
+    if len(found) and not least <= found.min() <= found.max() <= most:
+        raise UsageError(f"{name} has numbers outside of {least} to {most}, the limits of the region")
+    return found.astype(np.int64)
 
 
 def _inspect(given: object) -> tuple[NDArray[np.uint8], bool, int]:

@@ -36,7 +36,7 @@ from tests.contract.transports.transport_contract import TransportContract
 from tests.support.agent.moving import move
 from tests.support.stalls import Stopwatch
 
-from ostraca._memory.inline_arena import InlineArenaEnd
+from ostraca._memory.inline_arena import InlineArenaEnd, RequestRows
 from ostraca_dpu_agent.adapters.transports import nixl_transport
 from ostraca_dpu_agent.adapters.transports.inline_transport import InlineTransport
 from ostraca_dpu_agent.adapters.transports.nixl_thread import NixlStream
@@ -165,6 +165,50 @@ class TestInline(TransportContract):
         end.close()
         assert not lands(end, slots[:1], [PAGE])
 
+    async def test_bound_slots_are_names_of_rows_until_unbound(self) -> None:
+        """Blocks of bound slots land in rows, and are fetched from there; other slots are the arena's."""
+        arena, region = bytearray(CHUNK), np.arange(10_000, dtype=np.uint8)
+        end, slots = InlineArenaEnd(memoryview(arena), SlotPool(CHUNK, CHUNK)), np.array([0, 2 * PAGE])
+        rows = RequestRows(region, np.array([3000, 50]), 1000)
+        end.bind(5, slots, rows)
+        assert not lands(end, [0], [1]), "a bound slot is shut until it is opened"
+        end.open(slots, rows.row_bytes)
+        passage = end.sink(1, np.array([2 * PAGE, 0], np.uint64), np.array([4, 1000], np.uint32))
+        assert passage is not None
+        assert passage.lies_in(region)
+        passage.fill(memoryview(b"\1" * 1004))
+        assert (region[50:54] == 1).all()
+        assert (region[3000:4000] == 1).all()
+        assert not lands(end, [0], [1001]), "the next row is another's"
+        end.open(np.array([PAGE]), PAGE)
+        assert not lands(end, [0, PAGE], [1, 1]), "a frame lands in one memory"
+        assert lands(end, [PAGE], [PAGE])
+        assert fetched(end, [2 * PAGE, 0], [1000, 5]) == [
+            region[50:1050].tobytes(),
+            region[3000:3005].tobytes(),
+        ]
+        for places, lengths in (([0], [1001]), ([1], [1]), ([0, PAGE], [1, 1])):
+            with pytest.raises(MalformedError):
+                fetched(end, places, lengths)
+        assert end.unbind(5) is rows
+        assert end.unbind(5) is None
+        assert not lands(end, [0], [1])
+        assert fetched(end, [2 * PAGE], [3]) == [bytes(3)]
+
+    async def test_slots_of_two_requests_with_rows_share_no_frame(self) -> None:
+        end = InlineArenaEnd(memoryview(bytearray(CHUNK)), SlotPool(CHUNK, CHUNK))
+        for request, slot in ((1, 0), (2, PAGE)):
+            end.bind(request, np.array([slot]), RequestRows(np.zeros(64, np.uint8), np.array([0]), 64))
+            end.open(np.array([slot]), 64)
+        assert lands(end, [0], [64])
+        assert lands(end, [PAGE], [64])
+        assert not lands(end, [0, PAGE], [64, 64])
+        end.unbind(1)
+        assert not lands(end, [0], [64])
+        assert lands(end, [PAGE], [64])
+        end.shut_all()
+        assert not lands(end, [PAGE], [64])
+
     @pytest.mark.parametrize("slot_bytes", [PAGE, 256 << 10])
     async def test_a_worker_stopped_in_mid_wave_holds_its_own_transfers_and_nobody_elses(
         self, bench: Bench, slot_bytes: int
@@ -217,6 +261,14 @@ class TestInline(TransportContract):
         assert await asyncio.wait_for(asyncio.gather(*ends), 10) == [FAILED] * 2
         peer.close()
         sleeper.kill()
+
+
+def fetched(end: InlineArenaEnd, slots: list[int], lengths: list[int]) -> list[bytes]:
+    """Return the blocks that answer a fetch."""
+    columns = np.array(slots, np.uint64).tobytes(), np.array(lengths, np.uint32).tobytes()
+    whole = b"".join(frame.blocks.copied(1 << 20) for frame in end.answer(Fetch(1, *columns)))
+    cuts = np.cumsum(lengths).tolist()
+    return [whole[last - length : last] for last, length in zip(cuts, lengths, strict=True)]
 
 
 def lands(end: InlineArenaEnd, places: list[int], lengths: list[int]) -> bool:

@@ -223,3 +223,49 @@ def test_no_byte_outside_of_memory_is_ever_sent_received_or_filled(
     with pytest.raises(BlockingIOError):
         pair[1].recv(10)
     assert not memory.array.any()
+
+
+@given(st.integers(0, 1 << 32))
+@settings(max_examples=25, deadline=None)
+def test_blanked_blocks_are_zeros_and_other_blocks_and_messages_stay(seed: int) -> None:
+    dice = random.Random(seed)
+    blanked, kept = (np.full(MEMORY_BYTES, value, np.uint8) for value in (7, 9))
+    outbox, memories = Outbox(), [Memory(), Memory()]
+    place, length = np.zeros(1, np.uint64), np.array([300_000], np.uint32)
+    frames = [
+        bulk_frames(transfer, source, places=place, offsets=np.array([offset]), lengths=length)
+        for transfer, (source, offset) in enumerate(zip((blanked, kept) * 2, (5, 6, 700_000, 0), strict=True))
+    ]
+    ours, theirs = socket.socketpair()
+    reader = FrameReader(
+        lambda transfer, places, lengths: Passage(
+            memories[transfer % 2].array, places.astype(np.int64) + 300_000 * (transfer // 2), lengths
+        ),
+        frame_bytes_max=1 << 20,
+    )
+    with ours, theirs:
+        theirs.setblocking(False)
+        way_out = dice.choice((SocketSender, Copying))(ours)
+        for each in frames:
+            outbox.add_bulk(each)
+        outbox.write(way_out, dice.randrange(1_300_000))
+        outbox.blank(blanked)
+        blanked[:] = 8
+        outbox.send(way_out, encode(Pong(1)))
+        ended: list[int | bytes] = []
+        while len(ended) < 5:
+            outbox.write(way_out, 1 << 20)
+            try:
+                count = theirs.recv_into(reader.buffer())
+            except BlockingIOError:
+                continue
+            for event in reader.received(count):
+                assert not isinstance(event, Exception)
+                ended.append(event.transfer if isinstance(event, BulkEnd) else event)
+    assert [each for each in ended if isinstance(each, int)] == [0, 1, 2, 3]
+    assert bytes(encode(Pong(1))[HEADER_BYTES:]) in ended
+    assert (memories[1].array[:600_000] == 9).all()
+    found = memories[0].array[:600_000]
+    sent = int(np.count_nonzero(found))
+    assert (found[:sent] == 7).all(), "what was sent before, and zeros behind"
+    assert outbox.is_empty

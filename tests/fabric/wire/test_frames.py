@@ -185,6 +185,26 @@ def test_blocks_are_received_straight_into_their_destination() -> None:
     assert len(reader.buffer()) == 50_000 - 4
 
 
+@given(cut=st.integers(0, 400))
+def test_after_a_diversion_nothing_lands_and_the_stream_goes_on(cut: int) -> None:
+    """Wherever the frame is cut, before and in its blocks, and behind."""
+    memory, other = Memory(), Memory()
+    frame, follows = bulk_frame(3, (10, b"a" * 100), (500, b"b" * 200)), bytes(encode(Ping(1)))
+    cut = min(cut, len(frame))
+    reader = FrameReader(memory.sink, frame_bytes_max=LIMIT_BYTES)
+    events = fed(reader, frame[:cut])
+    reader.divert(other.array)
+    is_begun = len(bulk_start(3, [10, 500], [100, 200])) <= cut < len(frame)
+    assert (reader.landing is not None) == is_begun, "other memory is nothing to divert"
+    reader.divert(memory.array)
+    assert reader.landing is None
+    before = memory.array.copy()
+    events += fed(reader, frame[cut:] + follows)
+    assert comparable(events) == [(3, [10, 500], not is_begun), follows[HEADER_BYTES:]]
+    if is_begun:
+        assert np.array_equal(memory.array, before)
+
+
 def test_bytes_behind_the_blocks_of_one_call_are_the_next_frames() -> None:
     memory = Memory()
     reader = FrameReader(memory.sink, frame_bytes_max=LIMIT_BYTES)

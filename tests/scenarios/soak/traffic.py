@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 
 import ostraca
 from ostraca import Ack, BlockState, PutState
+from ostraca._memory.regions import RegionRows
 
 LAYOUT = ostraca.Layout(model="soak", dtype="bf16", page_tokens=16)
 BLOCK_BYTES = 128 * 1024
@@ -47,6 +49,41 @@ def length_of(number: int) -> int:
 
 def hashes(numbers: Sequence[int]) -> list[bytes]:
     return [hashlib.blake2b(str(number).encode(), digest_size=32).digest() for number in numbers]
+
+
+class PoisonedPool:
+    """A region whose rows hold POISON but for the time of an operation: what lands later is found.
+
+    Thread-safe.
+    """
+
+    def __init__(self, client: ostraca.Client, rows: int = 96) -> None:
+        self._memory = np.full((rows, BLOCK_BYTES), POISON, np.uint8)
+        self._region = client.register(self._memory)
+        self._lock = threading.Lock()
+        self._free = deque(range(rows))
+        self._late_rows = 0
+
+    def take(self, lengths: Sequence[int]) -> tuple[RegionRows, list[NDArray[np.uint8]]]:
+        """Return rows for blocks of these lengths, those free for longest, and the memory of each block."""
+        with self._lock:
+            numbers = [self._free.popleft() for _ in lengths]
+            self._late_rows += int((self._memory[numbers] != POISON).any(axis=1).sum())
+        views = [self._memory[number, :length] for number, length in zip(numbers, lengths, strict=True)]
+        return self._region.rows(numbers, lengths=lengths), views
+
+    def give(self, rows: RegionRows) -> None:
+        """Take rows back after the end of their operation."""
+        numbers = rows.numbers.tolist()
+        self._memory[numbers] = POISON
+        with self._lock:
+            self._free.extend(numbers)
+
+    def take_late_rows(self) -> int:
+        """Return the number of rows with bytes that landed after an end, since the last call."""
+        with self._lock:
+            late, self._late_rows = self._late_rows, 0
+            return late + int((self._memory[list(self._free)] != POISON).any(axis=1).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,19 +237,70 @@ class Traffic:
             self.tally.wrong.append(f"{volume.name}/{number}: {what}")
 
 
+class RegionTraffic(Traffic):
+    """Traffic whose gets and puts are in place, in a pool of rows used again and again."""
+
+    def __init__(self, client: ostraca.Client, volumes: Sequence[Any], *, seed: int, blocks: int) -> None:
+        super().__init__(volumes, seed=seed, blocks=blocks)
+        self._pool = PoisonedPool(client, rows=2 * self._batch_max)
+        self._lent: RegionRows | None = None
+
+    def _put(self, volume: Any, numbers: list[int], deadline_s: float) -> Callable[[], Any]:
+        ack = Ack.COMMITTED if self._dice.random() < 0.5 else Ack.STAGED
+        chain = volume.chain(hashes(numbers), is_chained=False)
+
+        def put() -> Any:
+            rows, memory = self._pool.take([length_of(number) for number in numbers])
+            for row, number in zip(memory, numbers, strict=True):
+                row[:] = content(volume, number)
+            self._lent = rows
+            return volume.put(chain, source=rows, deadline_s=deadline_s, ack=ack)
+
+        return put
+
+    def _get(self, volume: Any, numbers: list[int], deadline_s: float) -> Callable[[], Any]:
+        self._lent, memory = self._pool.take([length_of(number) for number in numbers])
+        chain = volume.chain(hashes(numbers), is_chained=False)
+        return _Get(volume, chain, memory, deadline_s, self._lent)
+
+    def _check(self, volume: Any, numbers: list[int], states: Any, into: list[NDArray[np.uint8]]) -> None:
+        """Check the hits: other rows may hold anything until they are given back."""
+        is_hit = [state == BlockState.HIT for state in states]
+        hits = [number for number, hit in zip(numbers, is_hit, strict=True) if hit]
+        super()._check(
+            volume, hits, [BlockState.HIT] * len(hits), [into[at] for at in np.flatnonzero(is_hit)]
+        )
+
+    def step(self) -> None:
+        """Do one operation, and check it and the rows that are in no use."""
+        super().step()
+        if self._lent is not None:
+            self._pool.give(self._lent)
+            self._lent = None
+        late = self._pool.take_late_rows()
+        if late:
+            self.tally.wrong.append(f"{late} rows have bytes that landed after an end")
+
+
 class _Get:
     """A get that keeps the memory it was given."""
 
     def __init__(
-        self, volume: Any, chain: ostraca.Chain, into: list[NDArray[np.uint8]], deadline_s: float
+        self,
+        volume: Any,
+        chain: ostraca.Chain,
+        into: list[NDArray[np.uint8]],
+        deadline_s: float,
+        rows: RegionRows | None = None,
     ) -> None:
         self.into = into
+        self._given = into if rows is None else rows
         self._volume = volume
         self._chain = chain
         self._deadline_s = deadline_s
 
     def __call__(self) -> Any:
-        return self._volume.get(self._chain, into=self.into, deadline_s=self._deadline_s)
+        return self._volume.get(self._chain, into=self._given, deadline_s=self._deadline_s)
 
 
 def put_all(volume: ostraca.Volume, blocks: int) -> None:

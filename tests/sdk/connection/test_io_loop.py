@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import socket
 import ssl
@@ -14,10 +15,11 @@ import pytest
 from numpy.typing import NDArray
 from tests.fabric.connection.bulk import bulk_frame
 from tests.sdk.connection.tls_front import HOST
+from tests.support.stalls import Stopwatch
 
 from ostraca._connection.io_loop import IoLoop
 from ostraca._connection.tls_stream import TlsStream
-from ostraca._memory.inline_arena import InlineArenaEnd
+from ostraca._memory.inline_arena import InlineArenaEnd, RequestRows
 from ostraca_fabric.sockets.stream import ByteStream
 from ostraca_fabric.sockets.tls import Tls, TlsFiles
 from ostraca_fabric.tables.slots import SlotPool
@@ -214,3 +216,60 @@ def test_one_frame_that_the_socket_does_not_take_at_once_is_sent_to_its_end(tls:
     with scene.theirs.makefile("rb") as stream:
         assert stream.read(len(frame)) == frame
     scene.close()
+
+
+def test_a_detached_memory_is_neither_received_into_nor_sent_from(tls: Tls | None) -> None:
+    """With a frame under way in each direction: what comes is discarded, what goes is zeros."""
+    scene = LoopScene(tls)
+    rows = np.full(300_000, 7, np.uint8)
+    request_rows = RequestRows(rows, np.array([10]), 1000)
+    scene.end.bind(1, np.array([0]), request_rows)
+    scene.end.open(np.array([0]), 1000)
+    frame = bulk_frame(1, (0, b"a" * 1000))
+    scene.theirs.sendall(frame[:-500])
+    until_s = time.monotonic() + 10
+    while not (rows[10:510] == ord("a")).all():
+        assert time.monotonic() < until_s
+    lengths = np.full(8, 250_000, np.uint32)
+    scene.loop.send_bulk(
+        bulk_frames(
+            2, rows, places=np.arange(8, dtype=np.uint64), offsets=np.zeros(8, np.int64), lengths=lengths
+        )
+    )
+    assert scene.end.unbind(1) is request_rows
+    scene.loop.detach(rows)
+    rows[:] = 8
+    scene.theirs.sendall(frame[-500:] + encode(Pong(1)))
+    assert scene.heard.get(timeout=5) == bytes(encode(Pong(1))[5:])
+    assert (rows == 8).all()
+    wanted, came = 8 * 250_000, bytearray()
+    while len(came) < wanted:
+        came += scene.theirs.recv(1 << 20)
+    assert 8 not in came[100:]
+    assert not any(came[-1000:])
+    scene.close()
+
+
+def test_a_detachment_waits_for_a_receipt_and_no_stream_starves_it() -> None:
+    """A peer that sends without a pause does not keep ``detach`` waiting."""
+    scene = LoopScene(None)
+    is_over = threading.Event()
+
+    def flood() -> None:
+        ping = bytes(encode(Pong(3))) * 1000
+        with contextlib.suppress(OSError):
+            while not is_over.is_set():
+                scene.theirs.sendall(ping)
+
+    flooding = threading.Thread(target=flood)
+    flooding.start()
+    scene.heard.get(timeout=5)
+    watch = Stopwatch()
+    for _ in range(200):
+        scene.loop.detach(np.empty(1, np.uint8))
+    took_s = watch.took_s
+    is_over.set()
+    scene.loop.stop()
+    scene.theirs.close()
+    flooding.join()
+    assert took_s < 4

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tests.fabric.connection.bulk import bulk_frame
 from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, SOON_S, hashes
 from tests.sdk.operations.test_faults import FAR_S, UNTOUCHED, is_whole, silent, some_bytes, somewhere, stored
-from tests.sdk.scripted_agent import AgentConnection, ScriptedAgent
+from tests.sdk.scripted_agent import AgentConnection, Incoming, ScriptedAgent
 from tests.support.stalls import Stopwatch
 
 import ostraca
@@ -28,7 +28,7 @@ from ostraca._memory.arena import Arena
 from ostraca._memory.host_blocks import HostBlocks
 from ostraca_fabric.errors import ClosedError, UsageError
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.messages import Get, GetDone, GetProgress, Put, PutDone
+from ostraca_fabric.wire.messages import Fetch, Get, GetDone, GetProgress, Put, PutDone
 
 ROWS = 16
 OTHER = 0x55
@@ -90,6 +90,21 @@ def test_a_region_and_other_memory_hold_the_same_blocks(
     target = somewhere(4)
     assert volume.get(twice, into=target, deadline_s=FAR_S).hits == 4
     assert np.array_equal(target, source[[2, 0, 2, 1]])
+
+
+def test_a_short_block_lies_at_the_begin_of_its_row(
+    volume: ostraca.Volume, region: ostraca.Region, pool: NDArray[np.uint8]
+) -> None:
+    lengths, chain, source = [1, 5000, BLOCK_BYTES], volume.chain(hashes(3)), some_bytes(3)
+    pool[[9, 8, 7]] = source
+    put = volume.put(chain, source=region.rows([9, 8, 7], lengths=lengths), deadline_s=FAR_S)
+    assert put.states == (PutState.COMMITTED,) * 3
+    pool[:] = UNTOUCHED
+    assert volume.get(chain, into=region.rows([2, 3, 4], lengths=lengths), deadline_s=FAR_S).hits == 3
+    for row, length, block in zip((2, 3, 4), lengths, source, strict=True):
+        assert np.array_equal(pool[row, :length], block[:length])
+        pool[row, :length] = UNTOUCHED
+    assert (pool == UNTOUCHED).all()
 
 
 def test_a_batch_beyond_the_arena_moves_in_parts(client: ostraca.Client, volume: ostraca.Volume) -> None:
@@ -246,38 +261,40 @@ def test_a_block_longer_than_its_row_lands_nowhere(
 def test_a_put_reads_no_row_after_its_end(agent: ScriptedAgent, client: ostraca.Client) -> None:
     """Blocks wait for a socket that takes no more. At the deadline, zeros wait in their place."""
     volume = client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
-    blocks = SETTINGS.arena_bytes // BLOCK_BYTES
+    blocks = SETTINGS.put_window_bytes // BLOCK_BYTES
     mapped, source = mmap.mmap(-1, blocks * BLOCK_BYTES), 1 + some_bytes(blocks)  # without a zero
     mapped[:] = source.tobytes()
-    came: list[bytes] = []
-    stuck = threading.Event()
+    incoming: list[Incoming] = []
 
-    def fetch(connection: AgentConnection, message: Put) -> None:
+    def fetch_often(connection: AgentConnection, message: Put) -> None:
+        """Ask for all blocks again and again, and read on from the second time at the earliest later."""
         agent.goes_on.clear()
-        stuck.set()
-        found = connection.fetch(message)
-        came.extend(found)
-        connection.send(PutDone(message.request, bytes([PutState.LATE]) * len(found), bytes(len(found))))
+        for transfer in range(8):
+            incoming.append(Incoming.of(codec.u32(message.lengths, blocks)))
+            connection.incoming[transfer] = incoming[-1]
+            connection.send(Fetch(transfer, message.slots, message.lengths))
+        come = 0
+        while come < 8 * blocks and (bulk := connection.ended.get()) is not None:
+            come += len(bulk.places)
+        connection.send(PutDone(message.request, bytes([PutState.LATE]) * blocks, bytes(blocks)))
 
-    agent.script[Put] = fetch
+    agent.script[Put] = fetch_often
     region = client.register(mapped, row_bytes=BLOCK_BYTES)
     result = volume.put(volume.chain(hashes(blocks)), source=region.rows(range(blocks)), deadline_s=SOON_S)
     assert result.states == (PutState.LATE,) * blocks
-    assert stuck.is_set()
     region.unregister()
     mapped.close()
     agent.goes_on.set()
     del agent.script[Put]
-    other, watch = volume.chain(hashes(1, "other")), Stopwatch()
-    while (put := volume.put(other, source=some_bytes(1), deadline_s=FAR_S)).reasons[0] == Reason.QUARANTINED:
-        assert watch.passed_s < FAR_S, "the names of the rows come back"
-    assert put.states == (PutState.COMMITTED,), "the stream goes on behind the zeros"
-    sent = [len(block.rstrip(bytes(1))) for block in came]
-    assert all(
-        block[:length] == row[:length].tobytes()
-        for block, length, row in zip(came, sent, source, strict=False)
-    )
-    assert 0 in sent, "some blocks were not sent by the deadline"
+    other = volume.put(volume.chain(hashes(1, "other")), source=some_bytes(1), deadline_s=FAR_S)
+    assert other.states == (PutState.COMMITTED,), "the stream goes on behind the zeros"
+    sent = []
+    for each in incoming:
+        for block, row in zip(each.blocks(), source, strict=True):
+            sent.append(len(block.rstrip(bytes(1))))
+            assert block[: sent[-1]] == row[: sent[-1]].tobytes()
+    assert sent[0] == BLOCK_BYTES
+    assert sent[-1] == 0, "some blocks were not sent by the deadline"
     assert is_whole(client)
 
 
@@ -374,8 +391,8 @@ def test_wrong_memory_and_wrong_rows_are_refused_with_advice(
         with pytest.raises(UsageError, match=words):
             volume.get(chain, into=region.rows(numbers), deadline_s=FAR_S)
     wrong: list[tuple[Any, str]] = [
-        ([0, ROWS], "rows 0 to 15"),
-        ([-1], "rows 0 to 15"),
+        ([0, ROWS], "outside of 0 to 15"),
+        ([-1], "outside of 0 to 15"),
         ([0.5], "no list of whole numbers"),
         (["a"], "no list of whole numbers"),
         ([True], "no list of whole numbers"),
@@ -385,6 +402,14 @@ def test_wrong_memory_and_wrong_rows_are_refused_with_advice(
     for indices, words in wrong:
         with pytest.raises(UsageError, match=words):
             region.rows(indices)
+    for lengths, words in (
+        (0, "outside of 1 to 65536"),
+        ([1, BLOCK_BYTES + 1], "outside of 1 to 65536"),
+        ([1], "1 lengths for 2 rows"),
+        ([1, 1.5], "lengths is no list of whole numbers"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            region.rows([0, 1], lengths=lengths)  # type: ignore[arg-type]  # that is the point
     fixed = np.zeros((2, BLOCK_BYTES), np.uint8)
     fixed.flags.writeable = False
     with client.register(fixed) as readable:

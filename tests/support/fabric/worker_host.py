@@ -18,7 +18,8 @@ from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
-from tests.scenarios.soak.traffic import BLOCK_BYTES, LAYOUT, POISON, content, hashes, put_all
+from numpy.typing import NDArray
+from tests.scenarios.soak.traffic import BLOCK_BYTES, LAYOUT, POISON, PoisonedPool, content, hashes, put_all
 from tests.support.stalls import Stopwatch
 
 import ostraca
@@ -58,6 +59,9 @@ class Seen:
 
 DIRECT = "direct"
 """Instead of a transport: the worker reads drives itself, and what the agent delivers crosses inline."""
+
+REGIONS = "regions"
+"""Instead of a transport: blocks cross inline, from and to rows of a region of the worker."""
 
 
 class WorkerHost:
@@ -157,10 +161,11 @@ class WorkerHost:
 
 
 class _Worker:
-    """Does operations in any thread."""
+    """Does operations in any thread; with *has_region*, in place."""
 
-    def __init__(self, client: ostraca.Client, begun: Any) -> None:
+    def __init__(self, client: ostraca.Client, begun: Any, *, has_region: bool) -> None:
         self.volume = client.volume("v", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
+        self._pool = PoisonedPool(client) if has_region else None
         self._begun = begun
         self._next = itertools.count(1000 * os.getpid(), BATCH)
         self._committed = [0, BATCH]
@@ -171,25 +176,43 @@ class _Worker:
         numbers = range(first, first + BATCH)
         chain = self.volume.chain(hashes(numbers), is_chained=False)
         wanted = [content(self.volume, number) for number in numbers]
-        memory = [block if operation == "put" else np.full_like(block, POISON) for block in wanted]
+        memory, given = self._memory_for(operation, wanted)
         with self._begun.get_lock():
             self._begun.value += 1
         watch = Stopwatch()
         result: GetResult | PutResult
         if operation == "put":
-            result = self.volume.put(chain, source=memory, deadline_s=deadline_s, ack=Ack.COMMITTED)
+            result = self.volume.put(chain, source=given, deadline_s=deadline_s, ack=Ack.COMMITTED)
         else:
-            result = self.volume.get(chain, into=memory, deadline_s=deadline_s)
+            result = self.volume.get(chain, into=given, deadline_s=deadline_s)
         late_s = watch.took_s - deadline_s
         outcomes = {f"{s.name} {r.name}" for s, r in zip(result.states, result.reasons, strict=True)}
         if outcomes == {"COMMITTED NONE"}:
             self._committed.append(first)
         is_hit = [state == BlockState.HIT and operation == "get" for state in result.states]
+        if self._pool is not None:
+            wrong = [
+                hit and not np.array_equal(row, right)
+                for row, right, hit in zip(memory, wanted, is_hit, strict=True)
+            ]
+            self._pool.give(given)
+            return Seen(1, sum(wrong) + self._pool.take_late_rows(), sum(is_hit), outcomes, late_s)
         wrong = [
             block is not right and not np.array_equal(block, right if hit else np.full_like(right, POISON))
             for block, right, hit in zip(memory, wanted, is_hit, strict=True)
         ]
         return Seen(1, sum(wrong), sum(is_hit), outcomes, late_s)
+
+    def _memory_for(self, operation: str, wanted: list[NDArray[np.uint8]]) -> tuple[list[Any], Any]:
+        """Return memory for each block, with the block for a put, and what to pass to the operation."""
+        if self._pool is None:
+            memory = [block if operation == "put" else np.full_like(block, POISON) for block in wanted]
+            return memory, memory
+        rows, views = self._pool.take([len(block) for block in wanted])
+        if operation == "put":
+            for view, block in zip(views, wanted, strict=True):
+                view[:] = block
+        return views, rows
 
 
 def drives_beside(address: str | Sequence[str]) -> str:
@@ -208,12 +231,12 @@ def _work(address: str, transport: str, quarantine_bytes_max: int, begun: Any, p
     settings = ClientSettings(
         arena_bytes=32 * MIB,
         chunk_bytes=4 * MIB,
-        transports=("inline",) if transport == DIRECT else tuple(transport.split(",")),
+        transports=("inline",) if transport in (DIRECT, REGIONS) else tuple(transport.split(",")),
         quarantine_bytes_max=quarantine_bytes_max,
         direct_drives=(drives_beside(address),) if transport == DIRECT else (),
     )
     client = ostraca.connect(address, settings=settings)
-    worker = _Worker(client, begun)
+    worker = _Worker(client, begun, has_region=transport == REGIONS)
     put_all(worker.volume, STORED)
     pipe.send(client.transport)
     begun_at = 0

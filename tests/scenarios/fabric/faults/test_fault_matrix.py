@@ -31,8 +31,10 @@ LATE_S = 0.1
 SHAPE = ("--drives", "2", "--capacity", "520MiB")
 
 
-TRANSPORTS = ("inline", "nixl", "direct")
-"""How blocks come to workers: *direct* workers read flash themselves, and the rest crosses inline."""
+TRANSPORTS = ("inline", "nixl", "direct", "regions")
+"""How blocks come to workers: *direct* workers read flash themselves, and the rest crosses inline. With
+*regions*, blocks cross inline, too, from and to rows of the worker's own memory.
+"""
 
 MEMORIES = ("flash", "DRAM")
 """Where the agent has blocks: it loads them into staging, or finds them in its cache."""
@@ -59,12 +61,18 @@ with_memory = pytest.mark.parametrize(
             ("inline", "flash", "put"),
             ("nixl", "flash", "get"),
             ("direct", "flash", "get"),
+            ("regions", "DRAM", "get"),
+            ("regions", "flash", "put"),
         ],
     ),
 )
 without_memory = pytest.mark.parametrize(
     ("transport", "operation"),
-    cells(TRANSPORTS, OPERATIONS, short=[("inline", "put"), ("nixl", "get"), ("direct", "get")]),
+    cells(
+        TRANSPORTS,
+        OPERATIONS,
+        short=[("inline", "put"), ("nixl", "get"), ("direct", "get"), ("regions", "get"), ("regions", "put")],
+    ),
 )
 over_either = pytest.mark.parametrize("transport", TRANSPORTS)
 
@@ -79,7 +87,8 @@ def _needs_nixl(request: pytest.FixtureRequest) -> None:
 @contextmanager
 def agent_of(directory: Path, transport: str, memory: str = "flash") -> Iterator[FabricProcess]:
     dram = "64MiB" if memory == "DRAM" else "0"
-    ways = ("inline", "--direct-reads", "default") if transport == "direct" else (transport,)
+    carrier = "inline" if transport == "regions" else transport
+    ways = ("inline", "--direct-reads", "default") if transport == "direct" else (carrier,)
     with FabricProcess(directory / "fabric", *SHAPE, "--dram", dram, "--transport", *ways) as agent:
         yield agent
         assert agent.process is not None

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.scenarios.soak.traffic import BLOCK_BYTES, LAYOUT, Tally, Traffic
+from tests.scenarios.soak.traffic import BLOCK_BYTES, LAYOUT, RegionTraffic, Tally, Traffic
 from tests.support.fabric.fabric_host import MIB, FabricThread
 from tests.support.fabric.worker_host import drives_beside
 from tests.support.simulated.wrong_way import Harm, WrongWayTransport
@@ -60,10 +60,17 @@ def wronged(
             host.call_soon(made[0].relent)
 
 
-def mix(host: FabricThread, *, seed: int, transport: str = "inline", drives: tuple[str, ...] = ()) -> Tally:
+def mix(
+    host: FabricThread,
+    *,
+    seed: int,
+    transport: str = "inline",
+    drives: tuple[str, ...] = (),
+    has_regions: bool = False,
+) -> Tally:
     """Let workers of two tenants put and get for a while; return what became of it.
 
-    With *drives*, workers of one tenant read those themselves.
+    With *drives*, workers of one tenant read those themselves. With *has_regions*, blocks move in place.
     """
     whole = Tally()
     settings = replace(TIGHT, transports=(transport,), direct_drives=drives)
@@ -73,7 +80,11 @@ def mix(host: FabricThread, *, seed: int, transport: str = "inline", drives: tup
             volumes = [
                 client.volume(name, LAYOUT, block_bytes=BLOCK_BYTES, create=True) for name in ("a", "b")
             ]
-            traffic = Traffic(volumes, seed=seed * 100 + number, blocks=BLOCKS)
+            traffic = (
+                RegionTraffic(client, volumes, seed=seed * 100 + number, blocks=BLOCKS)
+                if has_regions
+                else Traffic(volumes, seed=seed * 100 + number, blocks=BLOCKS)
+            )
             for _ in range(STEPS):
                 traffic.step()
             return traffic.tally
@@ -104,6 +115,17 @@ def test_nothing_wrong_is_handed_over_when_everything_befalls_transfers(tmp_path
         assert tally.wrong == []
         assert tally.verified > 0
         assert len(way.counts) > 1, "the dice were thrown"
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_nothing_lands_wrong_or_late_in_rows_of_regions(tmp_path: Path, seed: int) -> None:
+    """Rows are used again and again, and hold poison in between."""
+    with wronged(tmp_path, MIXTURE, seed=seed, share=0.3) as (host, way):
+        tally = mix(host, seed=seed, has_regions=True)
+        assert tally.wrong == []
+        assert tally.verified > 0
+        assert tally.errors == {}
+        assert way.landed_late > 0
 
 
 @pytest.mark.nixl
