@@ -3,18 +3,65 @@
 from __future__ import annotations
 
 import select
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
 
 from ostraca import BlockViews
-from ostraca_cli.tools.bench.series import gb_per_s, timed
+from ostraca_cli.tools.bench.series import GB, gb_per_s, timed
 from ostraca_cli.tools.bench.workload import DEADLINE_S, MeasureError
+from ostraca_fabric.model.outcome import Ack
+from ostraca_fabric.runtime.memory import HugeMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import TracebackType
 
     from ostraca import Chain
     from ostraca_cli.tools.bench.workload import Workload
-    from ostraca_fabric.model.outcome import Ack
+
+
+class RegionWork:
+    """Gets and puts of a workload in rows of a region; close it before the workload."""
+
+    def __init__(self, work: Workload) -> None:
+        """Register a batch of rows, with content."""
+        self._work = work
+        self._memory = HugeMemory(work.batch_bytes, prefault=True)
+        pool = self._memory.array[: work.batch_bytes].reshape(work.blocks, work.block_bytes)
+        pool[:] = np.random.default_rng().integers(0, 256, pool.shape, np.uint8)
+        self._region = work.client.register(pool)
+        self._rows = self._region.rows(range(work.blocks))
+
+    def get(self, chain: Chain) -> float:
+        """Get a batch into the rows; return GB/s."""
+        spent_s, result = timed(lambda: self._work.volume.get(chain, into=self._rows, deadline_s=DEADLINE_S))
+        if result.hits < self._work.blocks:
+            raise MeasureError(f"the fabric did not return a stored batch: {result}")
+        return self._work.batch_bytes / GB / spent_s
+
+    def put(self, ack: Ack) -> float:
+        """Put a new batch from the rows; return GB/s until acknowledged."""
+        chain = self._work.new_chain()
+        spent_s, result = timed(
+            lambda: self._work.volume.put(chain, source=self._rows, deadline_s=DEADLINE_S, ack=ack)
+        )
+        self._work.check_put(result)
+        if ack is Ack.STAGED:
+            self._work.wait_until_committed(chain)
+        return self._work.batch_bytes / GB / spent_s
+
+    def __enter__(self) -> Self:
+        """Return the work to the ``with`` block."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Unregister the region, and free its memory."""
+        self._region.unregister()
+        del self._rows
+        self._memory.close()
 
 
 def half_stored_chain(work: Workload) -> Chain:

@@ -31,7 +31,7 @@ ROWS = {
     "long_chain": ["D11", "D11"],
     "tag_checks": ["D8", "D8"],
     "get_over_tcp": ["D9"],
-    "get_inline": ["D10"],
+    "get_inline": ["D10", "D10v", "D10c", "D10p"],
     "full_fabric": ["full", "full"],
     "agent_failure": ["P7", "P7", "P7"],
     "index_memory": ["S1"],
