@@ -289,7 +289,7 @@ class AgentSession:
                 if rows is not None:
                     self._inline.bind(request, slots, rows)
                 if isinstance(message, Get):
-                    self._inline.open(slots, message.slot_bytes if rows is None else rows.row_bytes)
+                    self._inline.open(slots, message.slot_bytes)
             self._mailboxes[request] = mailbox
             self._inflight.add(request)
         self._loop.send([frame])

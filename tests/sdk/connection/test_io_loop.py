@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import queue
 import socket
 import ssl
@@ -15,7 +14,6 @@ import pytest
 from numpy.typing import NDArray
 from tests.fabric.connection.bulk import bulk_frame
 from tests.sdk.connection.tls_front import HOST
-from tests.support.stalls import Stopwatch
 
 from ostraca._connection.io_loop import IoLoop
 from ostraca._connection.tls_stream import TlsStream
@@ -250,26 +248,48 @@ def test_a_detached_memory_is_neither_received_into_nor_sent_from(tls: Tls | Non
     scene.close()
 
 
-def test_a_detachment_waits_for_a_receipt_and_no_stream_starves_it() -> None:
-    """A peer that sends without a pause does not keep ``detach`` waiting."""
+def test_a_detachment_waits_for_the_receipt_under_way_and_for_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bytes of the receipt under way land before the return of ``detach``, and none afterwards."""
     scene = LoopScene(None)
-    is_over = threading.Event()
+    events: queue.SimpleQueue[str] = queue.SimpleQueue()
+    may_receive = threading.Semaphore(0)
+    receive = ByteStream.receive
 
-    def flood() -> None:
-        ping = bytes(encode(Pong(3))) * 1000
-        with contextlib.suppress(OSError):
-            while not is_over.is_set():
-                scene.theirs.sendall(ping)
+    def receive_slowly(stream: ByteStream, reader: FrameReader, **how: int) -> tuple[int, bool]:
+        events.put("receives")
+        may_receive.acquire()
+        return receive(stream, reader, **how)[0], False
 
-    flooding = threading.Thread(target=flood)
-    flooding.start()
-    scene.heard.get(timeout=5)
-    watch = Stopwatch()
-    for _ in range(200):
-        scene.loop.detach(np.empty(1, np.uint8))
-    took_s = watch.took_s
-    is_over.set()
-    scene.loop.stop()
-    scene.theirs.close()
-    flooding.join()
-    assert took_s < 4
+    rows = np.full(1000, 7, np.uint8)
+    scene.end.bind(1, np.array([0]), RequestRows(rows, np.array([0]), 1000))
+    scene.end.open(np.array([0]), 1000)
+    frame = bulk_frame(1, (0, b"a" * 1000))
+    scene.theirs.sendall(frame[:-900])
+    until_s = time.monotonic() + 10
+    while rows[99] != ord("a"):
+        assert time.monotonic() < until_s
+    monkeypatch.setattr(ByteStream, "receive", receive_slowly)
+    scene.theirs.sendall(frame[-900:-500])
+    assert events.get(timeout=5) == "receives"
+    scene.end.unbind(1)
+
+    def detach() -> None:
+        scene.loop.detach(rows)
+        events.put("detached")
+
+    detaching = threading.Thread(target=detach)
+    detaching.start()
+    with pytest.raises(queue.Empty):
+        events.get(timeout=0.05)
+    may_receive.release()
+    assert events.get(timeout=5) == "detached", "before the next receipt"
+    assert (rows[:500] == ord("a")).all()
+    rows[:] = 8
+    scene.theirs.sendall(frame[-500:] + encode(Pong(1)))
+    may_receive.release(100)
+    assert scene.heard.get(timeout=5) == bytes(encode(Pong(1))[5:])
+    assert (rows == 8).all()
+    detaching.join()
+    scene.close()

@@ -90,6 +90,7 @@ def test_a_region_and_other_memory_hold_the_same_blocks(
     target = somewhere(4)
     assert volume.get(twice, into=target, deadline_s=FAR_S).hits == 4
     assert np.array_equal(target, source[[2, 0, 2, 1]])
+    assert volume.get(chain, into=region.rows([3, 2, 1]), deadline_s=FAR_S).hits == 3, "the rows are free"
 
 
 def test_a_short_block_lies_at_the_begin_of_its_row(
@@ -440,6 +441,13 @@ def test_an_unregistered_region_is_of_no_use_and_its_memory_can_be_registered_ag
     assert np.array_equal(pool[0], source[0])
 
 
+def test_an_operation_that_begins_after_the_end_of_its_region_is_refused(region: ostraca.Region) -> None:
+    blocks = region.rows([0]).blocks(argument="into", count=1, block_bytes=BLOCK_BYTES, is_written=True)
+    region.unregister()
+    with pytest.raises(UsageError, match="unregistered"):
+        blocks.claim()
+
+
 def test_a_dropped_region_keeps_no_memory(client: ostraca.Client) -> None:
     pool = somewhere(2)
     freed = weakref.ref(pool)
@@ -507,6 +515,7 @@ def test_rows_of_a_client_that_reads_drives_are_copied(
         assert client._runtime.direct is not None
         volume = client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
         chain, source = stored(volume, 4)
+        client._runtime.arena.array[:] = 0
         with client.register(pool) as region:
             assert volume.get(chain, into=region.rows([3, 1, 2, 0]), deadline_s=FAR_S).hits == 4
         assert np.array_equal(pool[[3, 1, 2, 0]], source)
