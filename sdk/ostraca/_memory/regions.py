@@ -262,9 +262,9 @@ class RegionBlocks(HostBlocks):
         """Release the claimed rows, after the last access."""
         self.memory.release(self.numbers, is_written=self.is_written)
 
-    def request_rows(self, first: int, count: int) -> RequestRows:
-        """Return rows for a request of *count* blocks from *first* on."""
-        return RequestRows(self.memory.array[:], self._offsets(first, count), self.memory.row_bytes)
+    def request_rows(self, at: NDArray[np.intp]) -> RequestRows:
+        """Return rows for a request of the blocks *at* these positions. Shape (n,)."""
+        return RequestRows(self.memory.array[:], self._offsets(at), self.memory.row_bytes)
 
     def verify(
         self,
@@ -282,7 +282,7 @@ class RegionBlocks(HostBlocks):
         verdicts = no_verdicts(len(positions))
         for some, good in verified_slices(
             self.memory.array,
-            self.numbers[positions] * self.memory.row_bytes,
+            self._offsets(positions),
             self.lengths[positions],
             seeds,
             tags,
@@ -292,14 +292,15 @@ class RegionBlocks(HostBlocks):
             verdicts[some] = verdicts_of(good)
         return verdicts
 
-    def tags(self, first: int, seeds: NDArray[np.uint64], *, copy_pool: CopyPool) -> NDArray[np.uint8]:
-        """Return the tags of blocks from *first* on, a block per seed. Shape (n, 16)."""
-        count = len(seeds)
-        offsets, lengths = self._offsets(first, count), self.lengths[first : first + count]
-        return compute_tags(self.memory.array, offsets, lengths, seeds, copy_pool=copy_pool)
+    def tags(
+        self, at: NDArray[np.intp], seeds: NDArray[np.uint64], *, copy_pool: CopyPool
+    ) -> NDArray[np.uint8]:
+        """Return the tags of the blocks *at* these positions, with a seed each. Shape (n, 16)."""
+        offsets = self._offsets(at)
+        return compute_tags(self.memory.array, offsets, self.lengths[at], seeds, copy_pool=copy_pool)
 
-    def _offsets(self, first: int, count: int) -> NDArray[np.int64]:
-        return self.numbers[first : first + count] * self.memory.row_bytes
+    def _offsets(self, at: NDArray[np.intp] | NDArray[np.int64]) -> NDArray[np.int64]:
+        return self.numbers[at] * self.memory.row_bytes
 
 
 def _whole_numbers(name: str, values: object, *, least: int, most: int) -> NDArray[np.int64]:

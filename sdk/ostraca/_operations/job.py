@@ -479,7 +479,7 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
     def _rows(self, operation: BlockOperation) -> RequestRows | None:
         if self._region is None or not self._is_in_place:
             return None
-        return self._region.request_rows(operation.first, operation.blocks)
+        return self._region.request_rows(operation.at)
 
     def _why_not_begin(self) -> tuple[int, Reason] | None:
         with self._arena.changed:

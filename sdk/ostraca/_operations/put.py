@@ -75,9 +75,10 @@ class PutFromJob(PutJob):
         if slots is None:
             return None
         try:
-            seeds = self._seeds(np.arange(first, first + len(slots)))
+            at = np.arange(first, first + len(slots))
+            seeds = self._seeds(at)
             if self._region is not None and self._is_in_place:
-                tags = self._region.tags(first, seeds, copy_pool=self._copy_pool)
+                tags = self._region.tags(at, seeds, copy_pool=self._copy_pool)
             else:
                 tags = self._source.gather(arena.array, slots, seeds, first=first, copy_pool=self._copy_pool)
         except BaseException:
