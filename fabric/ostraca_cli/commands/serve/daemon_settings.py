@@ -111,6 +111,11 @@ class DaemonSettings(AgentSettings):
                 f"owner.grant_s is {self.owner.grant_s}, above etcd.lease_ttl_s {self.etcd.lease_ttl_s}: "
                 "lower owner.grant_s, since other agents own the shards after the lease"
             )
+        if self.flow.write_behind_s > self.owner.hold_s / 2:
+            raise UsageError(
+                f"flow.write_behind_s is {self.flow.write_behind_s}: keep it at half of owner.hold_s "
+                f"({self.owner.hold_s}) or less, or staged blocks lose their space"
+            )
         if self.fabric:
             self.wanted_fabric()
         if self.http_listen:

@@ -147,6 +147,7 @@ def test_how_to_reach_etcd_can_be_copied_as_options() -> None:
         ),
         (("flow.requests_max=0",), "flow: requests_max is 0: make it 1 or more"),
         (("flow.deadline_max_s=0",), "flow: deadline_max_s is 0.0: set it above answer_margin_s"),
+        (("flow.write_behind_s=16",), "flow.write_behind_s is 16.0: keep it at half of owner.hold_s (30.0)"),
         (("turn_s=0",), "turn_s is 0.0: set it to 0.01 or more"),
         (("owner.hold_s=nan",), "--set: owner.hold_s: the value 'nan' is invalid"),
         (("owner.hold_s=1e999",), "--set: owner.hold_s: the value '1e999' is invalid"),
@@ -164,7 +165,7 @@ def test_what_would_make_an_agent_useless_or_unsafe_is_refused(given: tuple[str,
 
 OFF_OR_NONE = {
     *("memory.reserve_bytes", "memory.cache_bytes", "memory.cache_protected_share"),
-    *("flow.exists_within_s", "flow.answer_margin_s"),
+    *("flow.exists_within_s", "flow.answer_margin_s", "flow.write_behind_s"),
     "flow.waiting_puts_max",
     *("owner.group_commit_s", "owner.recovery_wait_s", "owner.opening_wait_s", "owner.reinsertion_share"),
     *("owner.endurance.rated_dwpd", "owner.endurance.first_touch_reserve", "owner.endurance.retry_s"),
