@@ -382,7 +382,7 @@ MUTANTS = (
     Mutant(
         "a shard with a bad page is not read",
         mistakes.a_shard_with_a_bad_page_is_not_read,
-        (in_fabric(BAD),),
+        (in_fabric(BAD, histories=300),),
     ),
     Mutant(
         "inline blocks are mixed up, and unchecked",
