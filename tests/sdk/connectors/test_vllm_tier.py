@@ -19,7 +19,7 @@ import pytest
 from tests.sdk.conftest import no_thread_to_be_had
 from tests.sdk.connectors.engine_steps import IDENTITY, PATIENCE_S, ROW_BYTES, EngineSteps, prompt, settings
 from tests.sdk.scripted_agent import AgentConnection, agent_at
-from tests.support.fabric.fabric_host import FabricProcess, FabricThread, content, find_on_flash, overwrite
+from tests.support.fabric.fabric_host import FabricProcess, FabricThread, content
 from tests.support.stalls import Stopwatch
 
 from ostraca.connectors.transfers.counters import (
@@ -106,7 +106,7 @@ def test_a_chunk_damaged_on_flash_is_computed_and_not_tried_again(
     engine.store_prompt("a", KEYS, pages())
     engine.begin("b", KEYS)
     assert engine.ask("b", KEYS) == [ChunkState.PRESENT] * len(KEYS)
-    overwrite(*find_on_flash(fabric.plan, pages()[3]), b"\x00" * 64)
+    fabric.damage(pages()[3])
     before = engine.rows[100:140].copy()
     loaded = engine.load("b", KEYS, first_row=100)
     assert loaded.failed == (KEYS[3],)

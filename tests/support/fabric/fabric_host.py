@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -41,6 +42,14 @@ class FabricThread(InProcessFabric):
 
     def connect(self, settings: ClientSettings = SMALL, *, tenant: str = "default") -> ostraca.Client:
         return ostraca.connect(self.addresses, settings=settings, tenant=tenant)
+
+    def damage(self, block: NDArray[np.uint8]) -> None:
+        """Change a block's bytes on flash, once its put is written."""
+        until_s = time.monotonic() + 20
+        while any(agent.staging_used_bytes for agent in self.status()):
+            assert time.monotonic() < until_s, "blocks stay staged"
+            time.sleep(0.005)
+        overwrite(*find_on_flash(self.plan, block), b"\x00" * 64)
 
 
 class FabricProcess:

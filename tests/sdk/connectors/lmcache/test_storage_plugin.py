@@ -15,7 +15,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.sdk.connectors.lmcache.server_steps import BLOCK_BYTES, CHUNK_TOKENS, LAYERS, OBJECT_BYTES
 from tests.sdk.scripted_agent import AgentConnection, agent_at
-from tests.support.fabric.fabric_host import FabricThread, content, find_on_flash, overwrite
+from tests.support.fabric.fabric_host import FabricThread, content
 from tests.support.stalls import Stopwatch
 
 from ostraca.connectors.lmcache.settings import LmcacheSettings
@@ -140,7 +140,7 @@ def test_a_damaged_chunk_ends_the_prefix_and_is_not_found_again(
 ) -> None:
     pages = fill(engine)
     engine.store_and_find(TOKENS)
-    overwrite(*find_on_flash(fabric.plan, pages[2][:BLOCK_BYTES]), b"\x00" * 64)
+    fabric.damage(pages[2][:BLOCK_BYTES])
     engine.pages.memory[:] = 0
     assert engine.load(TOKENS) == [True] * 2 + [False] * (COUNT - 2)
     assert np.array_equal(engine.pages.memory[:2], pages[:2])
@@ -274,7 +274,7 @@ def test_an_engine_that_loads_asynchronously_gets_the_prefix(fabric: FabricThrea
         assert answers.found == {"one": len(TOKENS)}
         assert engine.engine.retrieve(TOKENS, req_id="one").all()
         assert np.array_equal(engine.pages.memory[:COUNT], pages)
-        overwrite(*find_on_flash(fabric.plan, pages[2][:BLOCK_BYTES]), b"\x00" * 64)
+        fabric.damage(pages[2][:BLOCK_BYTES])
         engine.engine.async_lookup_and_prefetch("two", tokens=TOKENS, pin=True)
         _until(lambda: "two" in answers.found)
         assert answers.found["two"] == 2 * CHUNK_TOKENS

@@ -22,7 +22,7 @@ from tests.sdk.connectors.lmcache.server_steps import (
     settings,
 )
 from tests.sdk.scripted_agent import AgentConnection, agent_at
-from tests.support.fabric.fabric_host import FabricThread, content, find_on_flash, overwrite
+from tests.support.fabric.fabric_host import FabricThread, content
 from tests.support.stalls import Stopwatch
 
 import ostraca
@@ -116,7 +116,7 @@ def test_an_object_with_a_damaged_block_is_a_miss_and_held_off(
     fabric: FabricThread, server: ServerSteps
 ) -> None:
     server.store_and_find(NAMES, objects(pages()))
-    overwrite(*find_on_flash(fabric.plan, pages()[3][BLOCK_BYTES : 2 * BLOCK_BYTES]), b"\x00" * 64)
+    fabric.damage(pages()[3][BLOCK_BYTES : 2 * BLOCK_BYTES])
     memory = blank()
     expected = [number != 3 for number in range(COUNT)]
     assert server.load(NAMES, objects(memory)) == expected

@@ -22,7 +22,7 @@ from tests.sdk.connectors.sglang.plain_pools import (
     token_indices,
 )
 from tests.sdk.scripted_agent import agent_at
-from tests.support.fabric.fabric_host import FabricThread, find_on_flash, overwrite
+from tests.support.fabric.fabric_host import FabricThread
 from tests.support.stalls import Stopwatch
 
 from ostraca.connectors.sglang.page_store import PageStore
@@ -155,7 +155,7 @@ def test_a_page_with_a_damaged_block_fails_alone_and_is_absent_for_a_while(fabri
         assert rank.form.blocks_per_page == 2
         assert rank.put() == [True] * COUNT
         second_block = np.frombuffer(rank.pool.page(3)[20000:], np.uint8)
-        overwrite(*find_on_flash(fabric.plan, second_block), b"\x00" * 64)
+        fabric.damage(second_block)
         rank.blank()
         expected = [number != 3 for number in range(COUNT)]
         assert rank.get() == expected
