@@ -64,9 +64,14 @@ class EngineSteps:
     """Rows and tier of an engine; use as a context manager."""
 
     def __init__(
-        self, tier_settings: TierSettings | None, *, rows: int = 256, identity: KvIdentity = IDENTITY
+        self,
+        tier_settings: TierSettings | None,
+        *,
+        rows: int = 256,
+        memory: NDArray[np.uint8] | None = None,
+        identity: KvIdentity = IDENTITY,
     ) -> None:
-        self.rows = np.zeros((rows, ROW_BYTES), np.uint8)
+        self.rows = np.zeros((rows, ROW_BYTES), np.uint8) if memory is None else memory
         self.tier = Tier(identity, tier_settings, self.rows)
         self._tells_positions = identity.is_chained
         self._jobs = itertools.count()
@@ -83,6 +88,12 @@ class EngineSteps:
     def wait_for_the_fabric(self) -> Self:
         self.until(lambda: self.tier.is_linked)
         return self
+
+    def has_used_the_arena(self) -> bool:
+        """Tell whether any byte went through the arena."""
+        client = self.tier._link.client
+        assert client is not None
+        return bool(client._runtime.arena.array.any())
 
     def begin(self, request: str, keys: Sequence[bytes], hints: RequestHints | None = None) -> None:
         """Begin a request with a prompt of these chunks."""
@@ -137,12 +148,18 @@ class EngineSteps:
         number = next(self._jobs)
         job = RowJob(number, request, tuple(keys), tuple(range(first_row, first_row + len(keys))))
         self._timed(lambda: (self.tier.load if is_load else self.tier.store)(job))
+        finished = self.finish()
+        assert finished.job_id == number
+        return finished
+
+    def finish(self) -> TransferJob:
+        """Return the next finished job."""
         until_s = time.monotonic() + PATIENCE_S
         while not (found := self._step()):
             assert time.monotonic() < until_s, "a job is never over"
             threading.Event().wait(0.001)
-        assert [each.job_id for each in found] == [number]
-        return found[0]
+        (finished,) = found
+        return finished
 
     def _step(self) -> list[TransferJob]:
         return self._timed(self.tier.take_finished)

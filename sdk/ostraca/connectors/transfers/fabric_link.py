@@ -15,6 +15,7 @@ import ostraca
 from ostraca.client import Client
 from ostraca.connectors.kv_identity.identity import volume_name
 from ostraca.connectors.transfers.hash_seed import other_seed_problem
+from ostraca.connectors.transfers.rows import PoolRows
 from ostraca.connectors.transfers.settings import ConnectorSettings
 from ostraca.volume import Volume
 from ostraca_fabric.errors import OstracaError
@@ -34,12 +35,15 @@ class FabricLink:
         self._settings = settings
         self._log = logging.getLogger(settings.LOGGER)
         self._block_bytes = block_bytes
-        self._changing = threading.Lock()  # held while layout, volume, client or end change
+        self._changing = threading.Lock()  # held while layout, volume, client, pools or end change
         self._layout = layout
         self._hash_seed = ""
         self._volume: Volume | None = None
         self.client: Client | None = None
-        """The client once connected: its operations outlive a change of volumes."""
+        """The client once connected: its operations and regions outlive reconnects and changes of volumes."""
+
+        self._unregistered: list[PoolRows] = []
+        """Pools that wait for the client."""
 
         self._last_logged = ""
         self._task = BackgroundTask(
@@ -68,11 +72,21 @@ class FabricLink:
             self._layout, self._volume, self._hash_seed = layout, None, hash_seed
         self._start()
 
+    def register(self, pool: PoolRows) -> None:
+        """Register a pool with the client, before the first volume is opened where possible.
+
+        The end of the connection unregisters the pool.
+        """
+        with self._changing:
+            self._unregistered.append(pool)
+            self._register_pools()
+
     def close(self) -> None:
-        """End the connection; operations under way end as DISCONNECTED."""
+        """End the connection; operations under way end as DISCONNECTED. Lets go of all pools."""
         with self._changing:
             self._task.close()
             self._volume = None
+            self._unregistered.clear()
         if self.client is not None:
             self.client.close()
 
@@ -127,6 +141,7 @@ class FabricLink:
             with self._changing:
                 self.client = client
                 is_closed = self._task.is_closed
+                self._register_pools()
             if is_closed:  # ``close`` has not seen this client
                 client.close()
         return client.volume(
@@ -137,6 +152,14 @@ class FabricLink:
             break_even_tokens=self._settings.break_even_tokens,
             timeout_s=_ATTEMPT_S,
         )
+
+    def _register_pools(self) -> None:
+        """Register the pools that wait, once there is a client."""
+        while self.client is not None and self._unregistered:
+            try:
+                self._unregistered.pop().register(self.client)
+            except OstracaError as error:
+                self._log.info("Ostraca: blocks are copied between pool and arena: %s", error)
 
     def _log_once(self, words: str, level: int) -> None:
         """Log a sentence once, not on every attempt."""

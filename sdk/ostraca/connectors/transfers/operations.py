@@ -31,7 +31,7 @@ from ostraca.connectors.transfers.fabric_link import FabricLink
 from ostraca.connectors.transfers.failed_loads import FailedLoads
 from ostraca.connectors.transfers.health import FabricHealth
 from ostraca.connectors.transfers.jobs import RowJob, TransferJob, Transfers
-from ostraca.connectors.transfers.rows import Block, Rows
+from ostraca.connectors.transfers.rows import Blocks, Rows
 from ostraca.connectors.transfers.settings import ConnectorSettings
 from ostraca.results import GetResult, LookupResult, PutResult
 from ostraca.volume import Volume
@@ -117,7 +117,7 @@ class FabricOperations:
     def load(self, job: RowJob, runs: Sequence[Run], unplaced: Sequence[bytes]) -> None:
         """Start to fill the rows of a job; ``poll`` returns the finished job.
 
-        A row is written if and only if its chunk is loaded and verified.
+        Rows of failed chunks have undefined bytes then. Nothing is written after the job's end.
         """
         row_of = self._begin(job, LOAD_CHUNKS, unplaced)
         refusal = self.health.read_refusal
@@ -142,7 +142,7 @@ class FabricOperations:
     def store(
         self, job: RowJob, runs: Sequence[Run], unplaced: Sequence[bytes], *, ttl_s: float | None = None
     ) -> None:
-        """Start to copy the rows of a job to the fabric; ``poll`` returns the finished job.
+        """Start to store the rows of a job in the fabric; ``poll`` returns the finished job.
 
         The rows must not change until then. *ttl_s* is as in ``Volume.put``.
         """
@@ -331,7 +331,7 @@ class FabricOperations:
         finished = self._transfers.end(ticket, are_good, self._clock_s())
         return [finished] if finished else []
 
-    def _blocks(self, row_of: Mapping[bytes, int], keys: Sequence[bytes]) -> Sequence[Block]:
+    def _blocks(self, row_of: Mapping[bytes, int], keys: Sequence[bytes]) -> Blocks:
         assert self._rows is not None, "the connector is closed"
         return self._rows.blocks([row_of[key] for key in keys])
 

@@ -5,8 +5,8 @@ stores are submitted, and the results are taken at the next step. A failure of t
 skipped store.
 
 Each step of the engine: ``take_finished``, then any number of ``look_up``, ``load`` and ``store``, then
-``end_step``, which sends the step's lookups as one. A load writes a row if and only if the load of that row
-succeeds.
+``end_step``, which sends the step's lookups as one. A failed load leaves undefined bytes in its row: vLLM
+frees the row without a read.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ostraca.connectors.transfers.counters import LOOKUP_CHUNKS, ConnectorCounte
 from ostraca.connectors.transfers.fabric_link import FabricLink
 from ostraca.connectors.transfers.jobs import RowJob, TransferJob
 from ostraca.connectors.transfers.operations import Ended, FabricOperations
-from ostraca.connectors.transfers.rows import ArrayRows
+from ostraca.connectors.transfers.rows import PoolRows
 from ostraca.connectors.vllm.core.hints import RequestHints
 from ostraca.connectors.vllm.core.lookup_table import ChunkState, LookupTable
 from ostraca.connectors.vllm.core.prefix import GROUP_BYTES, Prefix
@@ -79,7 +79,7 @@ class Tier:
         *,
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with the engine's host memory *rows*, shape (rows, bytes per row).
+        """Begin with the engine's host memory *rows*, shape (rows, bytes per row), in use until ``close``.
 
         Without settings, every chunk is a miss: the configuration has a logged problem.
         """
@@ -97,8 +97,10 @@ class Tier:
         rounds = Rounds[NamedBlocks](round_s=settings.recheck_s, rate_per_s=settings.recheck_chunks_per_s)
         self._news = BlockNews(rounds, announced_max=settings.table_chunks_max)
         self._link = FabricLink(settings, block_bytes=identity.block_bytes, layout=self._layout())
+        pool = PoolRows(rows)
+        self._link.register(pool)
         self._operations = FabricOperations(
-            self._link, settings, ArrayRows(rows), tokens_per_chunk=self._tokens_per_chunk, clock_s=clock_s
+            self._link, settings, pool, tokens_per_chunk=self._tokens_per_chunk, clock_s=clock_s
         )
         self._watch = BlockWatch(
             self._news,
@@ -171,7 +173,7 @@ class Tier:
     def load(self, job: RowJob) -> None:
         """Start to fill rows.
 
-        ``take_finished`` returns the filled rows; the other rows are unchanged.
+        ``take_finished`` returns the filled rows; the other rows of the job have undefined bytes.
         """
         self._operations.load(job, *self._prefix(job.request).runs(job.keys))
 
