@@ -477,6 +477,26 @@ def test_importing_the_sdk_is_quick_and_loads_nothing_heavy() -> None:
     assert min(float(run[0]) for run in runs) < 0.6
 
 
+def test_the_first_get_of_a_process_spends_none_of_its_deadline_on_imports_of_numpy(
+    agent: ScriptedAgent,
+) -> None:
+    program = """
+        import sys
+        import ostraca
+        settings = ostraca.ClientSettings(arena_bytes=4 << 20, chunk_bytes=1 << 20, transports=("inline",))
+        client = ostraca.connect(sys.argv[1], settings=settings)
+        layout = ostraca.Layout(model="m", dtype="bf16", page_tokens=16)
+        volume = client.volume("kv", layout, block_bytes=4096, create=True)
+        chain, pool = volume.chain([b"1" * 32, b"2" * 32]), bytearray(4 * 4096)
+        region = client.register(pool, row_bytes=4096)
+        volume.put(chain, source=region.rows([0, 1]), deadline_s=10.0)
+        known = set(sys.modules)
+        hits = volume.get(chain, into=region.rows([2, 3]), deadline_s=10.0).hits
+        print(hits, *sorted(name for name in set(sys.modules) - known if name.startswith("numpy")))
+    """
+    assert run_python(program, agent.address) == "2\n"
+
+
 def test_after_a_fork_the_child_is_told_what_to_do_and_the_parent_goes_on(agent: ScriptedAgent) -> None:
     program = """
         import os, sys

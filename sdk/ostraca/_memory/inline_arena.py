@@ -135,7 +135,7 @@ class InlineArenaEnd:
             return None
         offsets = places.astype(np.int64)
         pages, within = np.divmod(offsets, PAGE_BYTES)
-        if within.any() or (lengths > self._open_bytes[pages]).any() or len(np.unique(pages)) < len(pages):
+        if within.any() or (lengths > self._open_bytes[pages]).any() or not codec.are_distinct(pages):
             return None
         found = self._locate(offsets, lengths)
         return None if found is None else Passage(*found, lengths)

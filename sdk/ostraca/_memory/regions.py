@@ -38,6 +38,7 @@ from ostraca._protocol.operations import no_verdicts, verdicts_of
 from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.limits import whole
+from ostraca_fabric.wire.codec import are_distinct
 
 _WRITTEN = -1
 
@@ -173,7 +174,7 @@ class RegionRows:
         check_count(len(self.numbers), count)
         if is_written and not self.memory.is_writable:
             raise UsageError(READ_ONLY)
-        if is_written and len(np.unique(self.numbers)) < count:
+        if is_written and not are_distinct(self.numbers):
             raise UsageError("names a row twice: each block of a get needs a row of its own")
 
 

@@ -37,6 +37,11 @@ def test_a_column_too_short_or_too_long_is_refused(width: int, change_bytes: int
         read(bytes(3 * width + change_bytes), 3)
 
 
+@given(st.lists(st.integers(-3, 12), max_size=6))
+def test_numbers_are_distinct_unless_one_occurs_twice(numbers: list[int]) -> None:
+    assert codec.are_distinct(np.array(numbers, np.int64)) == (len({*numbers}) == len(numbers))
+
+
 def test_an_empty_column_stands_for_no_blocks_only() -> None:
     assert codec.u32(b"", 0).shape == (0,)
     assert codec.rows16(b"", 0).shape == (0, 16)
