@@ -47,13 +47,14 @@ from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.ports.owners import AgentNetwork
 from ostraca_fabric.ports.transport import Transport
+from ostraca_fabric.runtime.process_memory import MemoryProof
 from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.runtime.version import VERSION
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import EventRing
 from ostraca_fabric.telemetry.status import AgentCounters, AgentStatus, OverridesStatus, Unhit
-from ostraca_fabric.wire.handshake import DIRECT, LEAVING, PLACING, Access, AgentHandshake
-from ostraca_fabric.wire.messages import ConnectionLimits
+from ostraca_fabric.wire.handshake import DIRECT, LEAVING, MEMORY, PLACING, Access, AgentHandshake
+from ostraca_fabric.wire.messages import AgentMemory, ConnectionLimits
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ class Agent:
         self._events = EventRing(agent, settings.events_max, clock)
         self._owner = OwnerService(clock, self._events, self._claim_of)
         self._staging = Staging(settings.memory)
+        self._proof = MemoryProof()
         self._staging.cache.on_evicted = partial(self._events.record, EventKind.CACHE_EVICTED, label="")
         self._routes = RouteTable(membership.map, PreviousOwners(agent, clock, lasts_s=settings.drain_s))
         context = RequestContext(
@@ -224,14 +226,15 @@ class Agent:
         self._loops.spawn(self._watch_conditions())
         if self._router_feed is not None:
             self._loops.spawn(self._router_feed.run())
-        requests = self._settings.requests
+        requests, memory = self._settings.requests, self._staging.memory
         handshake = AgentHandshake(
             agent=self.id,
             start_id=self.start_id,
             access=self._access,
-            features=(PLACING, LEAVING, DIRECT),
+            features=(PLACING, LEAVING, DIRECT, MEMORY),
             limits=ConnectionLimits(requests.frame_bytes_max, requests.blocks_max, requests.inflight_max),
             transports=tuple(self._transports),
+            memory=AgentMemory(memory.address, memory.size_bytes, self._proof.address, self._proof.content),
         )
         for address in self._addresses:
             server = await serve(

@@ -40,7 +40,7 @@ from ostraca_fabric.model.limits import flag, whole
 from ostraca_fabric.model.volume import COUNT_MAX, Layout, VolumeRecord
 from ostraca_fabric.telemetry.requests import worker_name
 from ostraca_fabric.telemetry.status import AgentStatus
-from ostraca_fabric.wire.handshake import CLIENT_BYTES, DIRECT, LEAVING
+from ostraca_fabric.wire.handshake import CLIENT_BYTES, DIRECT, LEAVING, MEMORY
 
 if TYPE_CHECKING:
     from ostraca._direct.direct_reader import DirectReader
@@ -94,12 +94,21 @@ def connect(
             client_id = secrets.token_bytes(CLIENT_BYTES)
             worker = worker_name(client_id)
             direct = _direct_reader(chosen, arena.array, os.environ)
-            features = (*((LEAVING,) if len(targets) > 1 else ()), *(() if direct is None else (DIRECT,)))
+            has = {LEAVING: len(targets) > 1, DIRECT: direct is not None, MEMORY: chosen.direct_memory}
+            features = tuple(name for name, is_there in has.items() if is_there)
             identity = ClientIdentity(name, shown, arena.ends, client_id, features, tls)
             connections = ConnectionManager(targets, identity, arena, chosen, worker)
-            copy_pool = CopyPool(chosen.copy_threads or threads_for(len(os.sched_getaffinity(0))))
+            cpus = len(os.sched_getaffinity(0))
+            threads = chosen.copy_threads or threads_for(cpus, are_fetching=chosen.direct_memory)
             runner = JobRunner(
-                Runtime(chosen, arena, copy_pool, connections, CudaDevices(gpu_tags=chosen.gpu_tags), direct),
+                Runtime(
+                    chosen,
+                    arena,
+                    CopyPool(threads),
+                    connections,
+                    CudaDevices(gpu_tags=chosen.gpu_tags),
+                    direct,
+                ),
                 f"client {worker} of tenant {name}",
             )
         except BaseException:

@@ -58,6 +58,12 @@ class ClientSettings:
     never come from an agent. Reading a drive requires permission to read all blocks of all its tenants.
     """
 
+    direct_memory: bool = False
+    """Whether this worker copies blocks out of the memory of an agent on its host, which then moves none of
+    them. Requires a unix socket, the agent's user or root, and the kernel's permission to trace the agent's
+    process; otherwise the agent moves the blocks.
+    """
+
     direct_silent_s: float = 2.0
     """Time without any end of a read after which a drive counts as silent. Its blocks under way are misses
     then, and the agent reads later ones. Memory under reads of a silent drive stays in use until their end.

@@ -28,7 +28,7 @@ from ostraca_dpu_agent.datapath.flash_io import (
     interleave_drives,
     waves_of_one_size,
 )
-from ostraca_dpu_agent.datapath.location.extents import ExtentOffer
+from ostraca_dpu_agent.datapath.location.extents import ExtentOffer, OfferedBlocks, offers_of_drives
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations, Pins
 from ostraca_dpu_agent.datapath.request import (
     Deadline,
@@ -49,7 +49,7 @@ from ostraca_fabric.runtime.tasks import until_done
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
-from ostraca_fabric.wire.messages import ExtentsRead, Get, GetDone, GetProgress
+from ostraca_fabric.wire.messages import MEMORY_NUMBER, ExtentsRead, Get, GetDone, GetProgress
 
 _REFUSED = {LeaseRefusal.DEADLINE: BlockState.LATE, LeaseRefusal.GIVEN_UP: BlockState.MISS}
 """State of blocks without a lease; others are DECLINED."""
@@ -131,6 +131,8 @@ class GetRun(TransferRun[Get]):
         """Positions and tags of delivered blocks that the worker hears of by the answer."""
         self._streams: dict[WaveStream, MovedPart] = {}
         """Streams that have not ended."""
+        self._offers: list[ExtentOffer] = []
+        """Blocks in memory, left to the worker to read, and not told yet."""
         self._offered = NO_POSITIONS
         """Blocks left to the worker to read, recorded by its report."""
         self._admission = GetAdmission(
@@ -186,6 +188,8 @@ class GetRun(TransferRun[Get]):
         """Run all waves, until none uses flash or the arena any more."""
         context, is_here = self._context, np.zeros(len(self._blocks), np.bool_)
         found: list[StagedWave | CachedWave] = [*self._find_staged(is_here), *self._find_cached(is_here)]
+        if found and self._worker.reads_memory and self._may_leave_reads():
+            self._offers, found = [self._offer_of_memory(wave) for wave in found], []
         if not found or self._admission.admit_in_memory(is_here, waves=sum(map(self._count_waves, found))):
             self._in_memory.extend(found)
         else:
@@ -211,7 +215,10 @@ class GetRun(TransferRun[Get]):
 
     async def _load_from_flash(self, wanted: NDArray[np.bool_]) -> None:
         """Deliver the blocks that no wave of memory delivers."""
-        context = self._context
+        context, drives = self._context, self._direct_drives()
+        if self._offers and not (drives and wanted.any()):
+            self._leave_reads([], [])
+            drives = {}
         if not wanted.any():
             return
         locations = NO_LOCATIONS
@@ -220,11 +227,8 @@ class GetRun(TransferRun[Get]):
             is_alone = not context.staging.holds(self._worker)
             per_part = context.blocks_per_part(self._slot_bytes, is_alone=is_alone)
             found = self._admit(locations, per_part)
-            drives = self._direct_drives()
-            offer = ExtentOffer.of(locations, found, drives) if drives else None
-            if offer is not None:
-                self._offer_extents(offer, locations, drives)
-                found = np.setdiff1d(found, offer.positions)
+            if drives and not self._deadline.is_over():
+                found = self._leave_drives(locations, found, drives)
             if len(found):
                 plan = ReadPlan.of(locations, self._blocks.seeds, found, per_part=per_part)
                 lanes = context.parts_at_once(context.settings.reads_ahead, per_part * self._slot_bytes)
@@ -355,32 +359,69 @@ class GetRun(TransferRun[Get]):
             self._decide(np.setdiff1d(found, admitted), BlockState.DECLINED, Reason.TOO_SLOW)
         return admitted
 
-    def _direct_drives(self) -> Mapping[DriveId, int]:
-        """Return the drives that the worker may read itself: once per get, and not after its end."""
-        drives, tenant, context = self._worker.direct_drives, self._worker.tenant, self._context
+    def _may_leave_reads(self) -> bool:
+        """Return whether the worker may read blocks itself: once per get, and not after its end."""
         is_first = not (len(self._offered) or self._request.is_again or self._deadline.is_over())
-        may_read = drives and is_first and context.may_read_directly(tenant) and context.has_room_for(tenant)
+        return is_first and self._context.has_room_for(self._worker.tenant)
+
+    def _direct_drives(self) -> Mapping[DriveId, int]:
+        """Return the drives that the worker may read itself."""
+        drives = self._worker.direct_drives
+        may_read = drives and self._may_leave_reads() and self._context.may_read_directly(self._worker.tenant)
         return drives if may_read else {}
 
-    def _offer_extents(
-        self, offer: ExtentOffer, locations: BlockLocations, drives: Mapping[DriveId, int]
-    ) -> None:
-        """Have the worker read blocks itself. Their pins outlast the answer, and count as a request."""
+    def _offer_of_memory(self, wave: StagedWave | CachedWave) -> ExtentOffer:
+        """Return the places of staged or cached blocks in the agent's memory."""
+        counters = self._context.counters
+        if isinstance(wave, StagedWave):
+            offsets, tags = wave.group.lease.offsets[wave.rows], wave.group.tags[wave.rows]
+            count_hits = counters.count_staged
+        else:
+            cache = self._context.staging.cache
+            cache.use(wave.rows)
+            offsets, tags = cache.offsets[wave.rows], cache.tags(wave.rows)
+            count_hits = counters.count_cached
+        return ExtentOffer(MEMORY_NUMBER, wave.positions, offsets, tags, counters.direct(count_hits))
+
+    def _leave_drives(
+        self, locations: BlockLocations, found: NDArray[np.intp], drives: Mapping[DriveId, int]
+    ) -> NDArray[np.intp]:
+        """Leave located blocks on *drives* to the worker, with those in memory; return the others."""
+        counters = self._context.counters
+
+        def counter(drive: DriveId) -> Callable[[int], None]:
+            return counters.direct(counters.hits_counter(drive))
+
+        offers = offers_of_drives(locations, found, drives, counter)
+        if not (offers or self._offers):
+            return found
+        if offers:
+            its = OfferedBlocks.of([*offers.values()]).positions
+            self._admission.leave_to_worker(locations, its)
+            found = np.setdiff1d(found, its)
+        self._leave_reads([*offers.values()], locations.take_pins(offers))
+        return found
+
+    def _leave_reads(self, of_drives: Sequence[ExtentOffer], pins: Pins) -> None:
+        """Have the worker read blocks itself, with those in memory.
+
+        Pins outlast the answer. The reads count as a request.
+        """
         request, tenants = self._request.request, self._context.staging.tenants
-        self._admission.leave_to_worker(locations, offer.positions)
-        self._offered = offer.positions
-        self._decide(offer.positions, BlockState.HIT, Reason.NONE)
+        offered = OfferedBlocks.of([*self._offers, *of_drives])
+        self._offers = []
+        self._offered = offered.positions
+        self._decide(offered.positions, BlockState.HIT, Reason.NONE)
         tenants.add(tenants.requests, self._worker.tenant)
-        pins = locations.take_pins([drive for drive, _ in offer.drives])
         label = copy_context()
 
         def ended(report: ExtentsRead | None) -> None:
-            label.run(self._end_reads, offer, pins, report)
+            label.run(self._end_reads, offered, pins, report)
 
         self._worker.expect_reads(request, within_s=self._deadline.left_s, ended=ended)
-        self._worker.send(offer.message(request, drives))
+        self._worker.send(offered.message(request))
 
-    def _end_reads(self, offer: ExtentOffer, pins: Pins, report: ExtentsRead | None) -> None:
+    def _end_reads(self, offer: OfferedBlocks, pins: Pins, report: ExtentsRead | None) -> None:
         """Release the pins, and record the outcomes of the worker's reads."""
         context, tenants = self._context, self._context.staging.tenants
         tenants.remove(tenants.requests, self._worker.tenant)
@@ -391,8 +432,7 @@ class GetRun(TransferRun[Get]):
             self._record("get", offer.positions)
             return
         read = offer.divide(report, len(self._blocks))
-        for drive, blocks in offer.hits(read.verified):
-            context.counters.count_direct(drive, blocks)
+        offer.count_hits(read.verified)
         self._outcomes.set(read.lost, BlockState.MISS, Reason.DRIVE_SUSPECT)
         self._record("get", np.concatenate((read.verified, read.lost)))
 

@@ -93,6 +93,10 @@ class WorkerConnection(Holder, Protocol):
     def direct_drives(self) -> Mapping[DriveId, int]:
         """Numbers of the drives that the worker reads itself; none at its limit of requests."""
 
+    @property
+    def reads_memory(self) -> bool:
+        """Whether the worker reads the agent's memory itself; not at its limit of requests."""
+
     def expect_reads(self, request: int, *, within_s: float, ended: ReadsEnded) -> None:
         """Call *ended* as soon as the worker's report on ``GetExtents`` ends the reads of a request.
 
@@ -250,10 +254,14 @@ class DataPathCounters:
         """Count hits of staged blocks."""
         self.get_hits_from_staging += blocks
 
-    def count_direct(self, drive: DriveId, blocks: int) -> None:
-        """Count hits read by a worker."""
-        self.get_hits_direct += blocks
-        self.hits_on[drive] += blocks
+    def direct(self, count_hits: Callable[[int], None]) -> Callable[[int], None]:
+        """Return a counter of hits that a worker reads, which also counts them as *count_hits*."""
+
+        def count(blocks: int) -> None:
+            self.get_hits_direct += blocks
+            count_hits(blocks)
+
+        return count
 
     def hits_counter(self, drive: DriveId) -> Callable[[int], None]:
         """Return the counter of hits on a drive."""

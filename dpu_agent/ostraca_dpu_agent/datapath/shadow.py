@@ -8,7 +8,7 @@ moved. All else is as usual: admission, use of the DRAM cache, and memory held f
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import numpy as np
@@ -20,7 +20,6 @@ from ostraca_dpu_agent.datapath.queries import look_up
 from ostraca_dpu_agent.datapath.request import RequestContext, WorkerConnection
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.volumes import ServedVolume
-from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.ports.transport import WaveNews, WaveStream
 from ostraca_fabric.tables.digests import GOOD
@@ -90,9 +89,9 @@ class ShadowRun(GetRun):
             self._admission.close()
         self._record("shadow_get")
 
-    def _direct_drives(self) -> Mapping[DriveId, int]:
+    def _may_leave_reads(self) -> bool:
         """Leave no reads to the worker."""
-        return {}
+        return False
 
     def _stream(
         self,

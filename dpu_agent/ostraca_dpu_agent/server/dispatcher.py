@@ -42,7 +42,6 @@ from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.messages import (
     AgentAnswer,
     AgentRequest,
-    AnnouncedDrive,
     AnswerToAgent,
     AnswerToOperator,
     Cancel,
@@ -149,6 +148,7 @@ class WorkerSession:
         """Name in logs."""
         self.client = hello.client
         self._direct_drives: Mapping[DriveId, int] = {}
+        self._reads_memory = False
         self._reads: dict[int, tuple[ReadsEnded, asyncio.TimerHandle]] = {}
         """Blocks under direct reads, by request."""
 
@@ -165,19 +165,28 @@ class WorkerSession:
         """Return the future that is done when the request is cancelled."""
         return self._connection.cancelled(request)
 
-    def read_directly(self, drives: Sequence[AnnouncedDrive], fabric: FabricId) -> None:
-        """Note the drives of *fabric* that the worker reads itself, in place of earlier ones."""
+    def read_directly(self, announced: DirectDrives, fabric: FabricId) -> None:
+        """Note the drives of *fabric* that the worker reads itself, in place of earlier ones, and memory."""
         self._direct_drives = {
             DriveId(each.drive): number
-            for number, each in enumerate(drives)
+            for number, each in enumerate(announced.drives)
             if each.drive and each.fabric == fabric
         }
+        self._reads_memory = announced.reads_memory and self._connection.welcome.memory is not None
 
     @property
     def direct_drives(self) -> Mapping[DriveId, int]:
         """Numbers of the drives that the worker reads itself; none at its limit of requests."""
-        is_full = len(self._reads) >= self._connection.welcome.limits.inflight_max
-        return {} if is_full else self._direct_drives
+        return self._direct_drives if self._takes_reads else {}
+
+    @property
+    def reads_memory(self) -> bool:
+        """Whether the worker reads the agent's memory itself; not at its limit of requests."""
+        return self._reads_memory and self._takes_reads
+
+    @property
+    def _takes_reads(self) -> bool:
+        return len(self._reads) < self._connection.welcome.limits.inflight_max
 
     def expect_reads(self, request: int, *, within_s: float, ended: ReadsEnded) -> None:
         """Call *ended* as soon as the worker's report on ``GetExtents`` ends the reads of a request.
@@ -356,9 +365,9 @@ class RequestDispatcher:
         match notice:
             case EndSession():
                 self._end_session(self._sessions[connection], notice)
-            case DirectDrives(drives=drives):
+            case DirectDrives():
                 fabric = self._data_path.context.routes().map.fabric
-                self._sessions[connection].read_directly(drives, fabric)
+                self._sessions[connection].read_directly(notice, fabric)
             case ExtentsRead() as report:
                 self._sessions[connection].end_reads(report.request, report)
             case Cancel(request=request):

@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
-from struct import Struct
 from typing import Protocol
 
 from ostraca_fabric.errors import ConnectError, UsageError
 from ostraca_fabric.runtime.os_errors import explained
 from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.sockets.stream import peer_credentials
 from ostraca_fabric.sockets.tls import Tls, in_words
 from ostraca_fabric.wire.address import Address, TcpAddress, TlsAddress, UnixAddress
 from ostraca_fabric.wire.handshake import PeerCertificate
@@ -178,7 +178,6 @@ SOCKETS = SocketNetwork()
 
 _BACKLOG = 128
 _PROBE_S = 1.0
-_UCRED = Struct("iII")
 _ANY = "::"
 _SocketName = str | tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes]
 """Name of a socket: a path, or the tuple of its address family."""
@@ -249,8 +248,7 @@ def peer_uid(transport: asyncio.BaseTransport) -> int | None:
         return simulated
     if connected.family != socket.AF_UNIX:
         return None
-    _, uid, _ = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
-    return int(uid)
+    return peer_credentials(connected)[1]
 
 
 def secured(transport: asyncio.BaseTransport) -> PeerCertificate | None:

@@ -12,6 +12,7 @@ import errno
 import os
 import select
 import socket
+import struct
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -24,6 +25,8 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.native import at, library
 from ostraca_fabric.wire.frames import BulkFrame, FrameReader, Passage
+
+_UCRED = struct.Struct("iII")
 
 _AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
@@ -274,6 +277,11 @@ class ByteStream(SocketSender):
         """Return the socket's descriptor, for waiting."""
         return self._socket.fileno()
 
+    @property
+    def peer_process(self) -> int:
+        """Process of the other end of a unix socket; 0 in another process namespace. Raises OSError."""
+        return peer_credentials(self._socket)[0]
+
     def flush(self) -> bool:
         """Write accepted bytes to the socket; tell whether none are left.
 
@@ -315,6 +323,12 @@ class ByteStream(SocketSender):
     def close_in_child(self) -> None:
         """Close the descriptor in a forked child, without a shutdown of the connection."""
         os.close(self._socket.detach())
+
+
+def peer_credentials(sock: socket.socket) -> tuple[int, int]:
+    """Return process and user of the other end of a unix socket, from the kernel. Raises OSError."""
+    process, user, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    return process, user
 
 
 def can_be_read(stream: ByteStream | socket.socket, *, until_s: float) -> bool:

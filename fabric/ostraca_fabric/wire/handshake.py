@@ -36,6 +36,7 @@ from ostraca_fabric.model.ids import AgentId, StartId, TenantId, checked_name
 from ostraca_fabric.wire.messages import (
     WIRE_VERSION,
     WIRE_VERSION_OLDEST,
+    AgentMemory,
     ArenaOffer,
     ConnectionLimits,
     Hello,
@@ -58,6 +59,9 @@ PLACING = "placing"
 
 DIRECT = "direct"
 """Feature of workers that read drives themselves, and of agents that let them."""
+
+MEMORY = "memory"
+"""Feature of workers that read the agent's memory, and of agents that say where blocks lie there."""
 
 ROOT_UID = 0
 OVERFLOW_UID = 65534
@@ -113,9 +117,13 @@ class Access:
             return True
         if peer_uid is None or peer_uid == OVERFLOW_UID:
             return False
-        if self.own_user_is_trusted and peer_uid in (self.own_uid, ROOT_UID):
-            return True
-        return hello.role == WORKER and peer_uid in self.tenant_uids.get(tenant, frozenset())
+        return self.trusts(peer_uid) or (
+            hello.role == WORKER and peer_uid in self.tenant_uids.get(tenant, frozenset())
+        )
+
+    def trusts(self, peer_uid: int | None) -> bool:
+        """Return whether a user can read the agent's memory anyway: the agent's own user, and root."""
+        return self.own_user_is_trusted and peer_uid in (self.own_uid, ROOT_UID)
 
     def shows_enough(self, role: str, secured: PeerCertificate) -> bool:
         """Return whether the certificate, or its absence, suffices for this role."""
@@ -144,6 +152,9 @@ class AgentHandshake:
     transports: tuple[str, ...] = ()
     """Names of the transports usable for attaching an arena."""
 
+    memory: AgentMemory | None = None
+    """Told to workers with the feature ``memory``, of users that can read the agent's memory anyway."""
+
     version_oldest: int = WIRE_VERSION_OLDEST
     version_newest: int = WIRE_VERSION
 
@@ -162,7 +173,9 @@ class AgentHandshake:
         except _RefusalError as refusal:
             return refusal.refused
         features = tuple(name for name in self.features if name in hello.features)
-        return Welcome(version, self.agent, self.start_id, features, self.limits, transport)
+        reads = MEMORY in features and hello.role == WORKER and self.access.trusts(peer_uid)
+        memory = self.memory if reads else None
+        return Welcome(version, self.agent, self.start_id, features, self.limits, transport, memory)
 
     def _version(self, hello: Hello) -> int:
         common = min(self.version_newest, hello.version_newest)

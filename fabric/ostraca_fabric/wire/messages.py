@@ -37,6 +37,9 @@ for a third of a second.
 DRIVES_MAX = 4096
 """Most drives in ``DirectDrives``."""
 
+MEMORY_NUMBER = (1 << 32) - 1
+"""Number of the agent's memory among the drives of ``GetExtents``."""
+
 Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=SPANS_MAX)]
 
 
@@ -103,6 +106,16 @@ class Hello(Message, frozen=True, tag=1):
     """Worker's random id, the same on every connection with the same arena."""
 
 
+class AgentMemory(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Memory of the agent's process, for workers of this host with the kernel's permission to read it."""
+
+    address: int
+    size_bytes: int
+    proof_address: int
+    proof: bytes
+    """Bytes at ``proof_address``: a reader of another process does not find them there."""
+
+
 class Welcome(Message, frozen=True, tag=2):
     """Acceptance by the agent: version, features and transport for the connection."""
 
@@ -113,6 +126,9 @@ class Welcome(Message, frozen=True, tag=2):
     limits: ConnectionLimits
     transport: str
     """Empty without an arena offer."""
+
+    memory: AgentMemory | None = None
+    """For workers on a unix socket that may be able to read the agent's memory."""
 
 
 class Refused(Message, frozen=True, tag=3):
@@ -357,18 +373,21 @@ class AnnouncedDrive(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class DirectDrives(Message, frozen=True, tag=34):
     """Notice of the drives that this worker reads itself, in place of an earlier list. Not answered.
 
-    Sent to agents with the feature ``direct``. A drive's number is its position in the list.
+    Sent to agents with the feature ``direct`` or ``memory``. A drive's number is its position in the list.
     """
 
     drives: Annotated[tuple[AnnouncedDrive, ...], msgspec.Meta(max_length=DRIVES_MAX)]
+    reads_memory: bool = False
+    """Whether the worker reads the agent's memory: a drive of the number ``MEMORY_NUMBER``."""
 
 
 class GetExtents(RequestMessage, frozen=True, tag=35):
     """Request to the worker to read blocks of a get itself, into the slots of the get.
 
     Columns: ``positions`` in the request, u32; ``drives``, numbers of ``DirectDrives``, u32; ``offsets`` on
-    the drive, u64; ``tags``, 16 bytes each. The worker reads whole pages of the lengths in ``Get``. Sent once
-    per get at most, and before ``GetDone``, which says nothing about these blocks. ``ExtentsRead`` follows.
+    the drive, u64; ``tags``, 16 bytes each. The worker reads whole pages of the lengths in ``Get``, or these
+    lengths from the agent's memory, which may hold other blocks meanwhile. Sent once per get at most, and
+    before ``GetDone``, which says nothing about these blocks. ``ExtentsRead`` follows.
     """
 
     positions: bytes

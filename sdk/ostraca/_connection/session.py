@@ -35,7 +35,7 @@ from ostraca_fabric.telemetry.requests import label_of
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import TO_WORKER
 from ostraca_fabric.wire.frames import encode
-from ostraca_fabric.wire.handshake import DIRECT
+from ostraca_fabric.wire.handshake import DIRECT, MEMORY
 from ostraca_fabric.wire.messages import (
     DRIVES_MAX,
     AnnouncedDrive,
@@ -72,6 +72,7 @@ _NONE_UNSETTLED = np.empty(0, np.uint32)
 
 
 if TYPE_CHECKING:
+    from ostraca._direct.agent_memory import AgentMemoryReader
     from ostraca._direct.direct_reader import DirectReader
 
 
@@ -134,9 +135,12 @@ class AgentSession:
         self._mailboxes: dict[int, Mailbox] = {}
         self._inflight: set[int] = set()
         self._has_refused = False
-        self._takes_drives = DIRECT in channel.welcome.features
-        self._drives_version = -1
-        """Version of the drives told to the agent."""
+        self.memory = self._memory_of(channel)
+        """Reader of the agent's memory, where this worker may read it."""
+
+        self._takes_reads = bool({DIRECT, MEMORY} & set(channel.welcome.features))
+        self._announced = (-1, False)
+        """Version of the drives told to the agent, and whether this worker reads its memory."""
 
         self._silence = SilenceDetector(
             misses_max=settings.silent_misses_max,
@@ -162,6 +166,13 @@ class AgentSession:
             request = self.reserve()
             assert request is not None, "an agent takes at least one request"
             self._loop.send([encode(SettlePast(request))])
+
+    def _memory_of(self, channel: ControlChannel) -> AgentMemoryReader | None:
+        if channel.welcome.memory is None:
+            return None
+        from ostraca._direct.agent_memory import AgentMemoryReader  # noqa: PLC0415 (few clients use it)
+
+        return AgentMemoryReader.of(channel)
 
     @property
     def takes_rows(self) -> bool:
@@ -348,13 +359,17 @@ class AgentSession:
         """Send a message without an answer; lost with the connection."""
         self._loop.send([encode(message)])
 
-    def announce_drives(self, direct: DirectReader) -> None:
-        """Tell the agent which drives this worker reads, where this is news. In the driver's thread."""
-        version = direct.version
-        if self._takes_drives and version != self._drives_version:
-            self._drives_version = version
-            announced = direct.announced()[:DRIVES_MAX]
-            self.send(DirectDrives(tuple(AnnouncedDrive(*each) for each in announced)))
+    def announce_reads(self, direct: DirectReader | None) -> None:
+        """Tell the agent what this worker reads itself, where this is news. In the driver's thread."""
+        if direct is None and self.memory is None:
+            return
+        version = 0 if direct is None else direct.version
+        reads_memory = self.memory is not None and self.memory.is_usable
+        if not self._takes_reads or (version, reads_memory) == self._announced:
+            return
+        self._announced = version, reads_memory
+        drives = () if direct is None else direct.announced()[:DRIVES_MAX]
+        self.send(DirectDrives(tuple(AnnouncedDrive(*each) for each in drives), reads_memory))
 
     def leave(self, request: int) -> None:
         """End the caller's interest in a request and its slots. Nothing uses its rows afterwards."""

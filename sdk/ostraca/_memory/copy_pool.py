@@ -39,15 +39,16 @@ _HASH_BYTES = 32 << 20
 """A few milliseconds of hashing: the most a get overruns its deadline by."""
 
 
-def threads_for(cpus: int) -> int:
+def threads_for(cpus: int, *, are_fetching: bool = False) -> int:
     """Choose the number of threads for one wave, with so many CPUs available.
 
     Up to three CPUs are busy with the engine, the transport and one copy. With two CPUs on one memory bus,
-    two threads were no faster than one. Beyond three CPUs, the pool takes a quarter, two at least, and leaves
-    the others to the engine. Four threads copy at the rate of a 400 Gb/s network.
+    two threads were no faster than one, unless they *are_fetching*: then no transport is busy. Beyond three
+    CPUs, the pool takes a quarter, two at least, and leaves the others to the engine. Four threads copy at
+    the rate of a 400 Gb/s network.
     """
     if cpus < _CPUS_PER_THREAD:
-        return 1
+        return 2 if are_fetching and cpus > 1 else 1
     return min(_THREADS_MAX, max(2, cpus // _CPUS_PER_THREAD))
 
 
@@ -58,9 +59,6 @@ class CopyPool:
     """
 
     def __init__(self, threads: int) -> None:
-        self.threads = threads
-        """Most threads per wave. With 1, the owner may as well do a wave without the pool."""
-
         self._helpers_max = threads - 1
         self._waves: SimpleQueue[_Wave | None] = SimpleQueue()
         self._starting = threading.Lock()
@@ -73,7 +71,7 @@ class CopyPool:
         *lengths* are the blocks' bytes. With enough bytes, several threads call *work* at once. Raises an
         error of a call after all calls have ended; shares not yet begun are then dropped.
         """
-        shares = self._shares(lengths) if self._helpers_max else []
+        shares = self._shares(lengths) if self._helpers_max and len(lengths) > 1 else []
         if len(shares) < 2:  # noqa: PLR2004 (two can run at once)
             work(slice(0, len(lengths)))
             return
@@ -130,6 +128,38 @@ class CopyPool:
         if wave is not None:
             wave.help()
         return wave is not None
+
+
+class FetchingPool:
+    """Copy pool whose threads fetch blocks just before their work on them, while these are in its cache.
+
+    For a single wave, whose blocks are shared in order.
+    """
+
+    def __init__(self, pool: CopyPool, fetch: Callable[[slice], None]) -> None:
+        """Call *fetch* with slices of the wave's blocks. It must not raise."""
+        self._pool = pool
+        self._fetch = fetch
+        self._shared = 0
+
+    def share(self, lengths: NDArray[np.uint32], work: Callable[[slice], None]) -> None:
+        """Call *work* as ``CopyPool.share``, with the next blocks of the wave."""
+        first, self._shared = self._shared, self._shared + len(lengths)
+
+        def fetch_and_work(share: slice) -> None:
+            for piece in _pieces(lengths, share):
+                self._fetch(slice(first + piece.start, first + piece.stop))
+                work(piece)
+
+        self._pool.share(lengths, fetch_and_work)
+
+
+def _pieces(lengths: NDArray[np.uint32], share: slice) -> Iterator[slice]:
+    """Cut a share into pieces of about ``SHARE_BYTES``, or of one block."""
+    numbers = np.cumsum(lengths[share], dtype=np.int64) // SHARE_BYTES
+    cuts = [share.start, *(share.start + 1 + np.flatnonzero(np.diff(numbers))).tolist(), share.stop]
+    for begin, end in pairwise(cuts):
+        yield slice(begin, end)
 
 
 class _Wave:
@@ -202,6 +232,9 @@ class _Wave:
         return error
 
 
+Sharing = CopyPool | FetchingPool
+
+
 def verified_slices(
     memory: NDArray[np.uint8],
     offsets: NDArray[np.int64],
@@ -210,7 +243,7 @@ def verified_slices(
     tags: NDArray[np.uint8],
     *,
     until_s: float,
-    copy_pool: CopyPool,
+    copy_pool: Sharing,
 ) -> Iterator[tuple[slice, NDArray[np.bool_]]]:
     """Verify blocks in order until *until_s*; yield slices, and flags of good blocks.
 
@@ -230,7 +263,7 @@ def check_tags(
     seeds: NDArray[np.uint64],
     tags: NDArray[np.uint8],
     *,
-    copy_pool: CopyPool,
+    copy_pool: Sharing,
 ) -> NDArray[np.bool_]:
     """Check tags in the copy pool, as ``ostraca_fabric.tables.digests.are_good``."""
     good = np.zeros(len(lengths), np.bool_)
@@ -248,7 +281,7 @@ def compute_tags(
     lengths: NDArray[np.uint32],
     seeds: NDArray[np.uint64],
     *,
-    copy_pool: CopyPool,
+    copy_pool: Sharing,
 ) -> NDArray[np.uint8]:
     """Compute tags in the copy pool, as ``ostraca_fabric.tables.digests.tags_of``."""
     tags = np.empty((len(offsets), TAG_BYTES), np.uint8)

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import CopyPool, check_tags, compute_tags, slices_until
+from ostraca._memory.copy_pool import Sharing, check_tags, compute_tags, slices_until
 from ostraca._protocol.operations import no_verdicts, verdicts_of
 from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import TransportError, UsageError
@@ -202,7 +202,7 @@ class DeviceBlocks:
         seeds: NDArray[np.uint64],
         *,
         first: int,
-        copy_pool: CopyPool,
+        copy_pool: Sharing,
     ) -> NDArray[np.uint8]:
         """Copy blocks as ``HostBlocks.gather``, with tags of the device or of the copied bytes.
 
@@ -240,7 +240,7 @@ class DeviceBlocks:
         *,
         positions: NDArray[np.int64],
         until_s: float,
-        copy_pool: CopyPool,
+        copy_pool: Sharing,
     ) -> NDArray[np.uint8]:
         """Verify blocks as ``HostBlocks.scatter``, but only start the copies.
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import CopyPool
+from ostraca._memory.copy_pool import Sharing
 from ostraca._memory.device_blocks import DeviceBlocks, Devices, blocks_on_devices
 from ostraca._protocol.operations import VERDICT_OF_BAD, no_verdicts
 from ostraca._protocol.specs import check_count, check_size
@@ -263,7 +263,7 @@ class HostBlocks:
         seeds: NDArray[np.uint64],
         *,
         first: int,
-        copy_pool: CopyPool,
+        copy_pool: Sharing,
     ) -> NDArray[np.uint8]:
         """Copy blocks from *first* on into *memory*, and return their tags.
 
@@ -296,7 +296,7 @@ class HostBlocks:
             if gathered < blocks:
                 raise ValueError(f"block {first + share.start + gathered} would reach outside of memory")
 
-        _share(copy_pool, lengths, gather)
+        copy_pool.share(lengths, gather)
         return tags
 
     def scatter(
@@ -308,7 +308,7 @@ class HostBlocks:
         *,
         positions: NDArray[np.int64],
         until_s: float,
-        copy_pool: CopyPool,
+        copy_pool: Sharing,
     ) -> NDArray[np.uint8]:
         """Verify blocks in *memory*, and copy the good blocks to caller memory.
 
@@ -347,16 +347,8 @@ class HostBlocks:
                 raise ValueError("a block would reach outside of memory")
             verdicts[share.start : share.start + handled] += VERDICT_OF_BAD
 
-        _share(copy_pool, lengths, scatter)
+        copy_pool.share(lengths, scatter)
         return verdicts
-
-
-def _share(copy_pool: CopyPool, lengths: NDArray[np.uint32], work: Callable[[slice], None]) -> None:
-    """Call *work* as ``CopyPool.share``, at once where only this thread would do the work."""
-    if copy_pool.threads == 1 or len(lengths) == 1:
-        work(slice(0, len(lengths)))
-    else:
-        copy_pool.share(lengths, work)
 
 
 CallerBlocks = HostBlocks | DeviceBlocks

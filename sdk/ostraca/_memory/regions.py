@@ -23,7 +23,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import CopyPool, compute_tags, verified_slices
+from ostraca._memory.copy_pool import Sharing, compute_tags, verified_slices
 from ostraca._memory.host_blocks import (
     PART,
     READ_ONLY,
@@ -265,7 +265,7 @@ class RegionBlocks(HostBlocks):
 
     def request_rows(self, at: NDArray[np.intp]) -> RequestRows:
         """Return rows for a request of the blocks *at* these positions. Shape (n,)."""
-        return RequestRows(self.memory.array[:], self._offsets(at), self.memory.row_bytes)
+        return RequestRows(self.memory.array[:], self.offsets(at), self.memory.row_bytes)
 
     def verify(
         self,
@@ -274,7 +274,7 @@ class RegionBlocks(HostBlocks):
         tags: NDArray[np.uint8],
         *,
         until_s: float,
-        copy_pool: CopyPool,
+        copy_pool: Sharing,
     ) -> NDArray[np.uint8]:
         """Verify blocks that landed in their rows; return a ``BlockVerdict`` for each.
 
@@ -283,7 +283,7 @@ class RegionBlocks(HostBlocks):
         verdicts = no_verdicts(len(positions))
         for some, good in verified_slices(
             self.memory.array,
-            self._offsets(positions),
+            self.offsets(positions),
             self.lengths[positions],
             seeds,
             tags,
@@ -294,13 +294,14 @@ class RegionBlocks(HostBlocks):
         return verdicts
 
     def tags(
-        self, at: NDArray[np.intp], seeds: NDArray[np.uint64], *, copy_pool: CopyPool
+        self, at: NDArray[np.intp], seeds: NDArray[np.uint64], *, copy_pool: Sharing
     ) -> NDArray[np.uint8]:
         """Return the tags of the blocks *at* these positions, with a seed each. Shape (n, 16)."""
-        offsets = self._offsets(at)
+        offsets = self.offsets(at)
         return compute_tags(self.memory.array, offsets, self.lengths[at], seeds, copy_pool=copy_pool)
 
-    def _offsets(self, at: NDArray[np.intp] | NDArray[np.int64]) -> NDArray[np.int64]:
+    def offsets(self, at: NDArray[np.intp] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the places of the blocks *at* these positions in the region's memory."""
         return self.numbers[at] * self.memory.row_bytes
 
 

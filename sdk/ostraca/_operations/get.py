@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca._connection.session import AgentSession, Mailbox
-from ostraca._memory.copy_pool import verified_slices
+from ostraca._memory.copy_pool import Sharing, verified_slices
 from ostraca._memory.device_blocks import COPY_FAILED
 from ostraca._memory.views import BlockViews, SlotHolds, SlotLoan
 from ostraca._operations.job import Runtime, SlotJob
@@ -38,9 +38,10 @@ from ostraca_fabric.errors import MalformedError, TransportError
 from ostraca_fabric.model.extent import whole_pages
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.messages import GetExtents
+from ostraca_fabric.wire.messages import MEMORY_NUMBER, GetExtents
 
 if TYPE_CHECKING:
+    from ostraca._direct.agent_memory import BlocksInMemory
     from ostraca._direct.direct_reader import ReadState
 
 _DAMAGED = int(BlockVerdict.DAMAGED)
@@ -57,8 +58,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
     def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
         """Begin as ``Job.begin``, on a session that knows the drives of this host."""
         super().begin(session, handle, mailbox, holds)
-        if self._runtime.direct is not None:
-            session.announce_drives(self._runtime.direct)
+        session.announce_reads(self._runtime.direct)
 
     def __init__(self, runtime: Runtime, spec: GetSpec) -> None:
         super().__init__(runtime, spec)
@@ -77,12 +77,20 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         offsets: NDArray[np.int64],
         seeds: NDArray[np.uint64],
         tags: NDArray[np.uint8],
+        source: BlocksInMemory | None = None,
     ) -> NDArray[np.uint8]:
         """Verify landed blocks, hand over the good blocks; return a ``BlockVerdict`` for each.
 
-        All columns have a row per block; *blocks* are positions in the job.
+        All columns have a row per block; *blocks* are positions in the job. Blocks with a *source* are copied
+        from there first.
         """
         raise NotImplementedError
+
+    def _pool(
+        self, source: BlocksInMemory | None, memory: NDArray[np.uint8], offsets: NDArray[np.int64]
+    ) -> Sharing:
+        """Return the pool for blocks at these places of *memory*, which copies them from *source* first."""
+        return self._copy_pool if source is None else source.fetched_by(self._copy_pool, memory, offsets)
 
     def _begin(self, request: int, first: int) -> int:
         wanted = window_blocks(
@@ -156,22 +164,55 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
                 self._again.append((operation.at[again[is_taken]], slots[is_taken]))
 
     def _read(self, operation: BlockOperation, extents: GetExtents) -> None:
-        direct, blocks = self._runtime.direct, operation.blocks
-        positions = codec.positions(extents.positions, blocks)
-        drives = codec.u32(extents.drives, len(positions)).astype(np.intp)
+        positions = codec.positions(extents.positions, operation.blocks)
+        drives = codec.u32(extents.drives, len(positions))
         offsets = codec.u64(extents.offsets, len(positions)).astype(np.int64)
-        lengths = whole_pages(self.lengths[operation.at[positions]])
+        is_memory = drives == MEMORY_NUMBER
+        if not is_memory.all():
+            its = ~is_memory
+            self._extents[operation.request] = extents
+            self._read_drives(operation, positions[its], drives[its].astype(np.intp), offsets[its])
+        if is_memory.any():
+            tags = codec.rows16(extents.tags, len(positions))
+            self._read_memory(operation, positions[is_memory], offsets[is_memory], tags[is_memory])
+
+    def _read_drives(
+        self,
+        operation: BlockOperation,
+        positions: NDArray[np.uint32],
+        drives: NDArray[np.intp],
+        offsets: NDArray[np.int64],
+    ) -> None:
+        """Begin to read blocks from drives of this host. Raises MalformedError."""
+        direct, request, mailbox = self._runtime.direct, operation.request, self._mailbox
         if direct is None:
             raise MalformedError("GetExtents to a worker that reads no drives")
+        lengths = whole_pages(self.lengths[operation.at[positions]])
         direct.check(drives, offsets, lengths)
         assert operation.slots is not None
-        request, mailbox = operation.request, self._mailbox
-        self._extents[request] = extents
 
         def ended(rows: NDArray[np.intp], state: ReadState) -> None:
             mailbox.put((request, ExtentsEnded(positions[rows].tobytes(), _OWN_READS[state.name])))
 
         direct.read(request, drives, offsets, operation.slots[positions], lengths, ended)
+
+    def _read_memory(
+        self,
+        operation: BlockOperation,
+        positions: NDArray[np.uint32],
+        offsets: NDArray[np.int64],
+        tags: NDArray[np.uint8],
+    ) -> None:
+        """Copy blocks from the agent's memory, and verify them. Raises MalformedError."""
+        reader, at = self._session.memory, operation.at[positions]
+        if reader is None:
+            raise MalformedError("GetExtents to a worker that reads no memory")
+        source = reader.blocks(offsets, self.lengths[at])
+        assert operation.slots is not None
+        slots, seeds = operation.slots[positions], self._seeds_of[operation.request][positions]
+        verdicts = self._check(at, slots, seeds, tags, source)
+        verified = Verified(positions.tobytes(), verdicts.tobytes())
+        self._do(operation, operation.on(verified, time.monotonic()))
 
     def _distrust(self, operation: BlockOperation, damaged: NDArray[np.uint32]) -> None:
         """Suspend drives with damaged blocks: an old copy of a drive would cost each get two reads."""
@@ -238,17 +279,16 @@ class GetIntoJob(GetJob[GetResult]):
         offsets: NDArray[np.int64],
         seeds: NDArray[np.uint64],
         tags: NDArray[np.uint8],
+        source: BlocksInMemory | None = None,
     ) -> NDArray[np.uint8]:
-        if self._region is not None and self._is_in_place:
-            return self._region.verify(blocks, seeds, tags, until_s=self.until_s, copy_pool=self._copy_pool)
+        region, until_s = self._region, self.until_s
+        if region is not None and (self._is_in_place or source is not None):
+            copy_pool = self._pool(source, region.memory.array, region.offsets(blocks))
+            return region.verify(blocks, seeds, tags, until_s=until_s, copy_pool=copy_pool)
+        memory = self._arena.array
+        copy_pool = self._pool(source, memory, offsets)
         return self._into.scatter(
-            self._arena.array,
-            offsets,
-            seeds,
-            tags,
-            positions=blocks,
-            until_s=self.until_s,
-            copy_pool=self._copy_pool,
+            memory, offsets, seeds, tags, positions=blocks, until_s=until_s, copy_pool=copy_pool
         )
 
 
@@ -293,16 +333,12 @@ class GetViewsJob(GetJob[BlockViews]):
         offsets: NDArray[np.int64],
         seeds: NDArray[np.uint64],
         tags: NDArray[np.uint8],
+        source: BlocksInMemory | None = None,
     ) -> NDArray[np.uint8]:
-        verdicts = no_verdicts(len(blocks))
+        verdicts, memory, lengths = no_verdicts(len(blocks)), self._arena.array, self.lengths[blocks]
+        copy_pool = self._pool(source, memory, offsets)
         for some, good in verified_slices(
-            self._arena.array,
-            offsets,
-            self.lengths[blocks],
-            seeds,
-            tags,
-            until_s=self.until_s,
-            copy_pool=self._copy_pool,
+            memory, offsets, lengths, seeds, tags, until_s=self.until_s, copy_pool=copy_pool
         ):
             handed_over = blocks[some][good]
             self._offsets[handed_over] = offsets[some][good]

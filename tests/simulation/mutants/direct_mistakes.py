@@ -96,25 +96,27 @@ def a_get_ends_before_its_own_reads() -> None:
 
 
 def the_agent_delivers_what_it_has_offered() -> None:
-    offer_extents = GetRun._offer_extents
+    leave_drives = GetRun._leave_drives
 
-    def greedy(self: GetRun, offer: Any, locations: Any, drives: Any) -> None:
-        offer_extents(self, offer, locations, drives)
-        plan = ReadPlan.of(locations, self._blocks.seeds, offer.positions, per_part=len(self._blocks))
+    def greedy(self: GetRun, locations: Any, found: Any, drives: Any) -> Any:
+        rest = leave_drives(self, locations, found, drives)
+        left = np.setdiff1d(found, rest)
+        plan = ReadPlan.of(locations, self._blocks.seeds, left, per_part=len(self._blocks))
         for drive, parts in plan.queues:
             self._context.tasks.spawn(self._lane(plan, drive, parts))
+        return rest
 
-    _change(GetRun, "_offer_extents", greedy)
+    _change(GetRun, "_leave_drives", greedy)
 
 
 def what_is_offered_is_not_pinned() -> None:
-    offer_extents = GetRun._offer_extents
+    leave_drives = GetRun._leave_drives
 
-    def hasty(self: GetRun, offer: Any, locations: Any, drives: Any) -> None:
+    def hasty(self: GetRun, locations: Any, found: Any, drives: Any) -> Any:
         self._context.locator.release(locations.pins)
-        offer_extents(self, offer, locations, drives)
+        return leave_drives(self, locations, found, drives)
 
-    _change(GetRun, "_offer_extents", hasty)
+    _change(GetRun, "_leave_drives", hasty)
 
 
 def pins_end_with_the_answer() -> None:

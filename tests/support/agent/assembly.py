@@ -248,6 +248,7 @@ class MemoryWorker:
     tenant: TenantId = TENANT
     said: list[GetProgress | GetExtents | Settled] = field(default_factory=list)
     direct_drives: dict[DriveId, int] = field(default_factory=dict)
+    reads_memory: bool = False
     reads: dict[int, ReadsEnded] = field(default_factory=dict)
     _stops: dict[int, asyncio.Future[None]] = field(default_factory=dict)
 

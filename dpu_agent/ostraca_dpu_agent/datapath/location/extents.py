@@ -1,12 +1,13 @@
-"""Extents of blocks for workers with direct reads of drives.
+"""Places of blocks for workers that read drives, or the agent's memory, themselves.
 
-The agent locates, admits and pins the blocks. The worker reads the extents, checks the tags, and reports the
-end. The worker asks for failed blocks again.
+The agent locates and admits the blocks, and pins those on drives. The worker reads, checks the tags, and
+reports the end. The worker asks for failed blocks again. Memory is not held for the worker: the tag of a
+block tells that the memory holds another block meanwhile, which is rare.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,41 +31,63 @@ class BlocksRead:
 
 @dataclass(frozen=True, slots=True)
 class ExtentOffer:
-    """Located blocks of one or more drives for the worker to read, in columns."""
+    """Blocks of one source for the worker to read, in columns: a drive, or the agent's memory."""
+
+    number: int
+    """Number of the source for the worker."""
 
     positions: NDArray[np.intp]
     """Positions in the request."""
 
-    drive_offsets: NDArray[np.int64]
+    offsets: NDArray[np.int64]
     tags: NDArray[np.uint8]
     """Shape (n, 16)."""
 
-    drives: list[tuple[DriveId, int]]
-    """Each drive with the number of its blocks, in the order of the columns."""
+    count_hits: Callable[[int], None]
+    """Counts verified blocks."""
+
+
+def offers_of_drives(
+    locations: BlockLocations,
+    positions: NDArray[np.intp],
+    numbers: Mapping[DriveId, int],
+    count_hits: Callable[[DriveId], Callable[[int], None]],
+) -> dict[DriveId, ExtentOffer]:
+    """Offer the located blocks at *positions* on drives with *numbers*, in order of their extents."""
+    taken = [(drive, its) for drive, its in locations.by_drive(positions) if drive in numbers]
+    if not taken:
+        return {}
+    offsets, found = locations.drive_offsets(), dict[DriveId, ExtentOffer]()
+    for drive, its in taken:
+        order = its[np.argsort(offsets[its])]
+        tags = locations.tags[order]
+        found[drive] = ExtentOffer(numbers[drive], order, offsets[order], tags, count_hits(drive))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedBlocks:
+    """Blocks of all offers of a request."""
+
+    offers: Sequence[ExtentOffer]
+    positions: NDArray[np.intp]
+    """Positions in the request."""
 
     @classmethod
-    def of(
-        cls, locations: BlockLocations, positions: NDArray[np.intp], drives: Collection[DriveId]
-    ) -> ExtentOffer | None:
-        """Offer the located blocks at *positions* that lie on *drives*, if any, in order of their extents."""
-        taken = [(drive, its) for drive, its in locations.by_drive(positions) if drive in drives]
-        if not taken:
-            return None
-        offsets = locations.drive_offsets()
-        order = np.concatenate([its[np.argsort(offsets[its])] for _, its in taken])
-        counts = [(drive, len(its)) for drive, its in taken]
-        return cls(order, offsets[order], locations.tags[order], counts)
+    def of(cls, offers: Sequence[ExtentOffer]) -> OfferedBlocks:
+        """Join one or more offers."""
+        return cls(offers, np.concatenate([offer.positions for offer in offers]))
 
-    def message(self, request: int, numbers: Mapping[DriveId, int]) -> GetExtents:
-        """Build the message to a worker with drives of these *numbers*."""
-        counts = [blocks for _, blocks in self.drives]
-        drives = np.repeat(np.array([numbers[drive] for drive, _ in self.drives], codec.U32), counts)
+    def message(self, request: int) -> GetExtents:
+        """Build the message to the worker."""
+        counts = [len(offer.positions) for offer in self.offers]
+        numbers = np.array([offer.number for offer in self.offers], codec.U32)
         return GetExtents(
             request,
             self.positions.astype(codec.U32).tobytes(),
-            drives.tobytes(),
-            self.drive_offsets.astype(codec.U64).tobytes(),
-            self.tags.tobytes(),
+            np.repeat(numbers, counts).tobytes(),
+            np.concatenate([offer.offsets for offer in self.offers]).astype(codec.U64).tobytes(),
+            np.concatenate([offer.tags for offer in self.offers]).tobytes(),
         )
 
     def divide(self, report: ExtentsRead, blocks: int) -> BlocksRead:
@@ -79,16 +102,14 @@ class ExtentOffer:
             return BlocksRead(verified, NO_POSITIONS, NO_POSITIONS)
         return BlocksRead(verified, _taken(left, report.failed), np.flatnonzero(left))
 
-    def hits(self, verified: NDArray[np.intp]) -> list[tuple[DriveId, int]]:
-        """Count verified blocks for each drive."""
-        if len(self.drives) == 1:
-            return [(self.drives[0][0], len(verified))]
-        is_hit = np.isin(self.positions, verified)
-        ends = np.cumsum([blocks for _, blocks in self.drives]).tolist()
-        return [
-            (drive, int(np.count_nonzero(is_hit[end - blocks : end])))
-            for (drive, blocks), end in zip(self.drives, ends, strict=True)
-        ]
+    def count_hits(self, verified: NDArray[np.intp]) -> None:
+        """Count verified blocks for each source."""
+        if len(verified) == len(self.positions):
+            for offer in self.offers:
+                offer.count_hits(len(offer.positions))
+            return
+        for offer in self.offers:
+            offer.count_hits(int(np.isin(offer.positions, verified).sum()))
 
 
 def _taken(left: NDArray[np.bool_], column: bytes) -> NDArray[np.intp]:

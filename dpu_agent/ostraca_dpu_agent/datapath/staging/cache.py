@@ -122,6 +122,11 @@ class BlockCache:
             self.prefetched.useful_bytes += int(self.lengths[unread].sum())
         self._order.hold(rows)
 
+    def use(self, rows: NDArray[np.int64]) -> None:
+        """Use blocks without holding them."""
+        self.hold(rows)
+        self.release(rows)
+
     def release(self, rows: NDArray[np.int64]) -> None:
         """End a use of each of these blocks."""
         self._order.let_go(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ from tests.support.agent.assembly import (
     with_cache,
 )
 
-from ostraca_dpu_agent.datapath.location.extents import ExtentOffer
+from ostraca_dpu_agent.datapath.location.extents import ExtentOffer, OfferedBlocks
 from ostraca_dpu_agent.settings import MIB, AgentSettings
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.model.ids import AgentId, DriveId, TenantId
@@ -273,16 +273,23 @@ async def test_blocks_that_leave_the_cache_are_not_offered_after_an_offer() -> N
         await fabric.at_rest()
 
 
-OFFER = ExtentOffer(
-    np.array([4, 0, 2], np.intp),
-    np.array([8192, 0, 4096], np.int64),
-    np.arange(48, dtype=np.uint8).reshape(3, 16),
-    [(DriveId("e/a"), 1), (DriveId("e/b"), 2)],
-)
+def offered_blocks() -> tuple[OfferedBlocks, list[int]]:
+    """Offer blocks of two sources, with the hits counted for each."""
+    hits, tags = [0, 0], np.arange(48, dtype=np.uint8).reshape(3, 16)
+
+    def counter(source: int) -> Callable[[int], None]:
+        def count(blocks: int) -> None:
+            hits[source] += blocks
+
+        return count
+
+    first = ExtentOffer(9, np.array([4], np.intp), np.array([8192]), tags[:1], counter(0))
+    second = ExtentOffer(0, np.array([0, 2], np.intp), np.array([0, 4096]), tags[1:], counter(1))
+    return OfferedBlocks.of([first, second]), hits
 
 
-def test_an_offer_names_drives_by_the_workers_numbers() -> None:
-    message = OFFER.message(7, {DriveId("e/b"): 0, DriveId("e/a"): 9})
+def test_an_offer_names_sources_by_the_workers_numbers() -> None:
+    message = offered_blocks()[0].message(7)
     assert codec.u32(message.drives, 3).tolist() == [9, 0, 0]
     assert codec.u64(message.offsets, 3).tolist() == [8192, 0, 4096]
     assert message.tags == bytes(range(48))
@@ -300,12 +307,13 @@ def test_an_offer_names_drives_by_the_workers_numbers() -> None:
 def test_a_report_divides_the_offered_blocks_and_no_others(
     verified: list[int], failed: list[int], expected: tuple[list[int], list[int], list[int]]
 ) -> None:
-    read = OFFER.divide(ExtentsRead(7, u32(verified), u32(failed)), 6)
+    offered, hits = offered_blocks()
+    read = offered.divide(ExtentsRead(7, u32(verified), u32(failed)), 6)
     assert tuple(part.tolist() for part in (read.verified, read.failed, read.lost)) == expected
-    hits = [(DriveId("e/a"), 4 in verified), (DriveId("e/b"), len({0, 2} & set(verified)))]
-    assert OFFER.hits(read.verified) == hits
+    offered.count_hits(read.verified)
+    assert hits == [4 in verified, len({0, 2} & set(verified))]
 
 
 def test_a_report_beyond_the_request_is_refused() -> None:
     with pytest.raises(MalformedError):
-        OFFER.divide(ExtentsRead(7, u32([6]), b""), 6)
+        offered_blocks()[0].divide(ExtentsRead(7, u32([6]), b""), 6)

@@ -1,0 +1,71 @@
+"""Memory of another process of this host, copied by the kernel.
+
+The kernel asks for the permission to trace that process (process_vm_readv(2), ptrace(2)): the same user or
+root, in a process namespace that shows the process, and no stricter rule of a security module such as Yama.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_fabric.native import at
+
+PROOF_BYTES = 16
+
+_PIECES_MAX = 1024
+"""Pieces per call of the kernel: its IOV_MAX."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.process_vm_readv.argtypes = (
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
+
+
+class MemoryProof:
+    """Random bytes in this process: whoever finds them at their address reads the right process."""
+
+    def __init__(self) -> None:
+        """Draw the bytes."""
+        self.content = secrets.token_bytes(PROOF_BYTES)
+        self._memory = np.frombuffer(self.content, np.uint8).copy()
+        self.address = self._memory.ctypes.data
+
+
+def read_process(
+    process: int,
+    addresses: NDArray[np.uint64],
+    memory: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.uint32],
+) -> None:
+    """Copy pieces of a process's memory into *memory*, a flat array: columns of shape (n,), in bytes.
+
+    Releases the GIL. Nothing is written after the return. Raises OSError, after which any part may have been
+    copied.
+    """
+    assert (offsets >= 0).all(), "pieces lie in memory"
+    assert (offsets + lengths <= memory.nbytes).all(), "pieces lie in memory"
+    pieces = np.empty((2, len(lengths), 2), np.uint64)
+    pieces[0, :, 0] = np.uint64(memory.ctypes.data) + offsets.astype(np.uint64)
+    pieces[1, :, 0] = addresses
+    pieces[:, :, 1] = lengths
+    for first in range(0, len(lengths), _PIECES_MAX):
+        here, there = pieces[:, first : first + _PIECES_MAX]
+        count = len(here)
+        copied = _libc.process_vm_readv(process, at(here), count, at(there), count, 0)
+        if copied < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        if copied < int(here[:, 1].sum()):
+            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))

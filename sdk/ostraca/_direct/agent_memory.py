@@ -1,0 +1,101 @@
+"""Reads of blocks from the memory of an agent on this host, without the agent.
+
+The agent says where blocks lay a moment ago, and holds nothing for the reader. So a block may have given way
+to another one. Its tag tells, as for all blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca._connection.dial import ControlChannel
+from ostraca._memory.copy_pool import CopyPool, FetchingPool
+from ostraca_fabric.errors import MalformedError
+from ostraca_fabric.runtime.process_memory import read_process
+from ostraca_fabric.wire.address import UnixAddress
+
+log = logging.getLogger("ostraca")
+
+
+class AgentMemoryReader:
+    """Reader of one agent's memory. Thread-safe."""
+
+    def __init__(self, process: int, address: int, size_bytes: int) -> None:
+        """Read the memory of *process* at *address*."""
+        self._process = process
+        self._address = address
+        self._size_bytes = size_bytes
+        self.is_usable = True
+        """False after a failed read."""
+
+    @classmethod
+    def of(cls, channel: ControlChannel) -> AgentMemoryReader | None:
+        """Return a reader for the agent at the other end; None where this process may not read its memory."""
+        memory = channel.welcome.memory
+        if memory is None or not isinstance(channel.address, UnixAddress):
+            return None
+        found = np.zeros(len(memory.proof), np.uint8)
+        try:
+            process = channel.stream.peer_process
+            _read(process, memory.proof_address, found)
+        except OSError as error:
+            log.info("The memory of %s is not read: %s", channel.address, error.strerror)
+            return None
+        if not memory.proof or found.tobytes() != memory.proof:
+            log.info("The memory of %s is not read: process %d is another one", channel.address, process)
+            return None
+        return cls(process, memory.address, memory.size_bytes)
+
+    def blocks(self, offsets: NDArray[np.int64], lengths: NDArray[np.uint32]) -> BlocksInMemory:
+        """Return blocks at these places: columns of shape (n,), in bytes.
+
+        Raises MalformedError for blocks outside of the agent's memory.
+        """
+        if ((offsets < 0) | (offsets > self._size_bytes - lengths.astype(np.int64))).any():
+            raise MalformedError(f"blocks lie outside of the agent's {self._size_bytes} bytes of memory")
+        return BlocksInMemory(self, offsets.astype(np.uint64) + np.uint64(self._address), lengths)
+
+    def read(
+        self,
+        addresses: NDArray[np.uint64],
+        memory: NDArray[np.uint8],
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.uint32],
+    ) -> None:
+        """Copy pieces of the agent's memory as ``read_process``. A failure is noted, not raised."""
+        if not self.is_usable:
+            return
+        try:
+            read_process(self._process, addresses, memory, offsets, lengths)
+        except OSError as error:
+            self.is_usable = False
+            log.warning("The agent's memory is read no more: %s", error.strerror)
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksInMemory:
+    """Blocks in the agent's memory, in columns of shape (n,)."""
+
+    reader: AgentMemoryReader
+    addresses: NDArray[np.uint64]
+    lengths: NDArray[np.uint32]
+
+    def fetched_by(
+        self, copy_pool: CopyPool, memory: NDArray[np.uint8], offsets: NDArray[np.int64]
+    ) -> FetchingPool:
+        """Return a pool whose threads copy the blocks to these places of *memory* just before their work."""
+
+        def fetch(some: slice) -> None:
+            self.reader.read(self.addresses[some], memory, offsets[some], self.lengths[some])
+
+        return FetchingPool(copy_pool, fetch)
+
+
+def _read(process: int, address: int, memory: NDArray[np.uint8]) -> None:
+    """Fill *memory* from an address of a process. Raises OSError."""
+    lengths = np.array([memory.nbytes], np.uint32)
+    read_process(process, np.array([address], np.uint64), memory, np.zeros(1, np.int64), lengths)
