@@ -27,6 +27,7 @@ from ostraca_fabric.wire.codec import FROM_WORKER, HELLO
 from ostraca_fabric.wire.frames import BulkEnd, Event, FrameReader, Passage, encode
 from ostraca_fabric.wire.handshake import LEAVING, Access, AgentHandshake
 from ostraca_fabric.wire.messages import (
+    AgentMemory,
     Cancel,
     ConnectionLimits,
     DirectDrives,
@@ -158,6 +159,7 @@ class ScriptedAgent:
         limits: ConnectionLimits = LIMITS,
         features: tuple[str, ...] = (LEAVING,),
         blocks: dict[BlockId, tuple[bytes, bytes]] | None = None,
+        memory: AgentMemory | None = None,
     ) -> None:
         self.address = f"unix://{path}"
         self.script: Script = {}
@@ -174,6 +176,7 @@ class ScriptedAgent:
             limits=limits,
             features=features,
             transports=("inline",),
+            memory=memory,
         )
         self._open: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

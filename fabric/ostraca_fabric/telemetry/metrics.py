@@ -119,7 +119,7 @@ AGENT_METRICS: tuple[Metric[AgentStatus], ...] = (
         _C,
         "blocks",
         (),
-        "Blocks of gets that workers read from drives themselves.",
+        "Blocks of gets that workers read themselves, from drives or from the agent's memory.",
         lambda status: status.counters.get_hits_direct,
     ),
     Metric(

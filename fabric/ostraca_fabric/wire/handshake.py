@@ -263,6 +263,7 @@ def accepted(hello: Hello, answer: Welcome | Refused) -> Welcome:
         (not hello.version_oldest <= answer.version <= hello.version_newest, f"version {answer.version}"),
         (not set(answer.features) <= set(hello.features), f"features {answer.features}"),
         (answer.transport not in _transports(hello), f"transport {answer.transport!r}"),
+        (answer.memory is not None and MEMORY not in hello.features, "reads of its memory"),
         (min(limits.frame_bytes_max, limits.blocks_max, limits.inflight_max) < 1, f"limits {limits}"),
     ]
     for is_wrong, what in wrong:

@@ -155,8 +155,9 @@ class FetchingPool:
 
 
 def _pieces(lengths: NDArray[np.uint32], share: slice) -> Iterator[slice]:
-    """Cut a share into pieces of about ``SHARE_BYTES``, or of one block."""
-    numbers = np.cumsum(lengths[share], dtype=np.int64) // SHARE_BYTES
+    """Cut a share into pieces that are shorter than ``SHARE_BYTES`` without their last block."""
+    begins = np.cumsum(lengths[share], dtype=np.int64) - lengths[share]
+    numbers = begins // SHARE_BYTES
     cuts = [share.start, *(share.start + 1 + np.flatnonzero(np.diff(numbers))).tolist(), share.stop]
     for begin, end in pairwise(cuts):
         yield slice(begin, end)

@@ -39,7 +39,7 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Explain(1, 0.5, "volume", SPANS),
     m.Explained(1, b"body"),
     m.EndSession(2, SPANS),
-    m.DirectDrives((m.AnnouncedDrive(bytes(16), "e/d"), m.AnnouncedDrive(bytes(16), ""))),
+    m.DirectDrives((m.AnnouncedDrive(bytes(16), "e/d"), m.AnnouncedDrive(bytes(16), "")), reads_memory=True),
     m.GetExtents(1, bytes(8), bytes(8), bytes(16), bytes(32)),
     m.ExtentsRead(1, bytes(4), bytes(4)),
     m.Leaving(),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -8,6 +10,7 @@ from ostraca_fabric.model.ids import AgentId, StartId, TenantId
 from ostraca_fabric.wire.handshake import (
     AGENT,
     DEFAULT_LIMITS,
+    MEMORY,
     OPERATOR,
     OVERFLOW_UID,
     WORKER,
@@ -16,7 +19,7 @@ from ostraca_fabric.wire.handshake import (
     accepted,
     hello_for,
 )
-from ostraca_fabric.wire.messages import ArenaOffer, Hello, Refused, Welcome
+from ostraca_fabric.wire.messages import AgentMemory, ArenaOffer, Hello, Refused, Welcome
 
 OWN_UID, OTHER_UID = 1000, 1001
 START = StartId(bytes(range(16)))
@@ -75,6 +78,32 @@ def test_a_welcome_says_what_both_ends_can_do() -> None:
 )
 def test_who_may_speak_for_whom(role: str, tenant: str, token: str, uid: int | None, code: str) -> None:
     assert code_of(END.answer(hello(role, tenant, token), uid)) == code
+
+
+@pytest.mark.parametrize(
+    ("features", "uid", "token", "is_shown"),
+    [
+        ((MEMORY,), OWN_UID, "", True),
+        ((MEMORY,), 0, "red-1", True),
+        ((), OWN_UID, "", False),
+        ((MEMORY,), OTHER_UID, "red-1", False),
+        ((MEMORY,), None, "red-1", False),
+    ],
+)
+def test_memory_is_shown_to_users_who_can_read_it_anyway(
+    features: tuple[str, ...], uid: int | None, token: str, *, is_shown: bool
+) -> None:
+    memory = AgentMemory(4096, 8192, 64, bytes(16))
+    end = replace(END, memory=memory, features=(MEMORY,))
+    asked = hello(token=token, features=features)
+    answer = end.answer(asked, uid)
+    assert isinstance(answer, Welcome)
+    assert answer.memory == (memory if is_shown else None)
+    assert accepted(asked, answer) == answer
+    wary = replace(end, access=replace(END.access, own_user_is_trusted=False))
+    answer = wary.answer(hello(token="red-1", features=features), uid)
+    assert isinstance(answer, Welcome)
+    assert answer.memory is None
 
 
 def test_a_user_of_another_namespace_is_nobody_even_to_an_agent_that_runs_as_nobody() -> None:
@@ -155,6 +184,7 @@ def test_a_refusal_becomes_an_error_with_the_agents_words(code: str, error: type
         {"features": ("pins",)},
         {"transport": "nixl"},
         {"limits": msgspec.structs.replace(DEFAULT_LIMITS, inflight_max=0)},
+        {"memory": AgentMemory(1, 1, 1, b"")},
     ],
     ids=str,
 )

@@ -27,7 +27,7 @@ from tests.sdk.scripted_agent import ScriptedAgent
 
 import ostraca
 from ostraca import BlockState, PutState, Reason
-from ostraca._memory.copy_pool import CopyPool, compute_tags, threads_for, verified_slices
+from ostraca._memory.copy_pool import CopyPool, FetchingPool, compute_tags, threads_for, verified_slices
 from ostraca._memory.device_blocks import DeviceBlocks
 from ostraca._memory.host_blocks import as_blocks, caller_blocks
 from ostraca._protocol.operations import BlockVerdict
@@ -71,6 +71,34 @@ def helpers() -> list[threading.Thread]:
 )
 def test_few_cpus_copy_in_one_thread_and_many_in_a_few(cpus: int, threads: int) -> None:
     assert threads_for(cpus) == threads
+    assert threads_for(cpus, are_fetching=True) == max(threads, min(2, cpus))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_blocks_are_fetched_once_and_before_the_work_on_them(threads: int) -> None:
+    lengths = sizes(*[SHARE_BYTES, 1, SHARE_BYTES // 2, SHARE_BYTES // 2, 3 * SHARE_BYTES, 1] * 3)
+    fetched, worked = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
+    pieces: list[slice] = []
+
+    def fetch(some: slice) -> None:
+        pieces.append(some)
+        fetched[some] += 1
+
+    def work(first: int) -> Callable[[slice], None]:
+        def work(share: slice) -> None:
+            some = slice(first + share.start, first + share.stop)
+            assert (fetched[some] == 1).all()
+            worked[some] += 1
+
+        return work
+
+    with copy_pool_of(threads) as copy_pool:
+        pool = FetchingPool(copy_pool, fetch)
+        pool.share(lengths[:7], work(0))
+        assert not fetched[7:].any(), "and no sooner than needed"
+        pool.share(lengths[7:], work(7))
+    assert (worked == 1).all()
+    assert all(lengths[some][:-1].sum() < SHARE_BYTES for some in pieces)
 
 
 @given(st.lists(st.integers(1, 5 * SHARE_BYTES), min_size=1, max_size=40), st.integers(1, 4))

@@ -1,0 +1,96 @@
+"""Copies out of the memory of another process."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ostraca_fabric.runtime.process_memory import MemoryProof, read_process
+
+SIZE = 300_000
+PROGRAM = f"""
+import sys, numpy as np
+memory = np.arange({SIZE}, dtype=np.uint32).astype(np.uint8)
+print(memory.ctypes.data, flush=True)
+sys.stdin.read()
+"""
+CONTENT = np.arange(SIZE, dtype=np.uint32).astype(np.uint8)
+
+
+@pytest.fixture
+def other() -> Iterator[tuple[int, int]]:
+    """Another process: its id, and the address of its memory."""
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM], stdin=-1, stdout=-1, text=True)
+    assert process.stdout is not None
+    try:
+        yield process.pid, int(process.stdout.readline())
+    finally:
+        process.communicate()
+
+
+def test_pieces_land_at_their_places_and_nothing_else_is_touched(other: tuple[int, int]) -> None:
+    process, address = other
+    memory, expected = np.full(20_000, 0xEE, np.uint8), np.full(20_000, 0xEE, np.uint8)
+    sources, places, lengths = [7, 200_000, 1, SIZE - 5], [100, 5000, 5001, 19_995], [3000, 1, 4096, 5]
+    for source, place, length in zip(sources, places, lengths, strict=True):
+        expected[place : place + length] = CONTENT[source : source + length]
+    addresses = np.array(sources, np.uint64) + np.uint64(address)
+    read_process(process, addresses, memory, np.array(places), np.array(lengths, np.uint32))
+    assert np.array_equal(memory, expected)
+
+
+def test_more_pieces_than_a_call_of_the_kernel_takes_are_copied(other: tuple[int, int]) -> None:
+    process, address = other
+    count = 2500
+    memory, order = np.zeros(count, np.uint8), np.random.default_rng(1).permutation(count)
+    sources = order.astype(np.uint64) + np.uint64(address)
+    read_process(process, sources, memory, np.arange(count), np.ones(count, np.uint32))
+    assert np.array_equal(memory, CONTENT[order])
+
+
+def test_memory_that_is_not_there_is_an_error(other: tuple[int, int]) -> None:
+    process, address = other
+    memory = np.zeros(8192, np.uint8)
+    end = (address + SIZE + (64 << 20)) & ~4095
+    for sources, lengths in (([0], [1]), ([address, 0], [4096, 1]), ([end], [8192])):
+        places = np.arange(len(sources)) * 4096
+        with pytest.raises(OSError) as caught:  # noqa: PT011 (its number says which)
+            read_process(process, np.array(sources, np.uint64), memory, places, np.array(lengths, np.uint32))
+        assert caught.value.errno == errno.EFAULT
+
+
+def test_a_process_that_has_ended_is_an_error() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    with pytest.raises(ProcessLookupError):
+        read_process(process.pid, *_one_byte())
+
+
+def _one_byte() -> tuple[NDArray[np.uint64], NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint32]]:
+    return np.array([4096], np.uint64), np.zeros(1, np.uint8), np.zeros(1, np.int64), np.ones(1, np.uint32)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
+def test_another_users_process_is_refused() -> None:
+    program = (
+        "import os, numpy as np; from ostraca_fabric.runtime.process_memory import read_process;"
+        "os.setuid(65533);"
+        f"read_process({os.getpid()}, np.array([4096], np.uint64), np.zeros(1, np.uint8),"
+        " np.zeros(1, np.int64), np.ones(1, np.uint32))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert "PermissionError" in ended.stderr
+
+
+def test_a_proof_is_at_its_address_and_each_is_another() -> None:
+    proof, memory = MemoryProof(), np.zeros(16, np.uint8)
+    address = np.array([proof.address], np.uint64)
+    read_process(os.getpid(), address, memory, np.zeros(1, np.int64), np.array([16], np.uint32))
+    assert memory.tobytes() == proof.content != MemoryProof().content
