@@ -209,7 +209,7 @@ class Client:
             declared_saved_s=meter.saved_s,
             arena_bytes=self.settings.arena_bytes_whole,
             quarantined_bytes=self.quarantined_bytes,
-            direct=None if self._runtime.direct is None else replace(self._runtime.direct.counters),
+            direct=self._runtime.direct_counters,
         )
 
     def __repr__(self) -> str:

@@ -18,7 +18,7 @@ from ostraca_fabric.telemetry.requests import OperationTally
 
 @dataclass(slots=True)
 class DirectCounters:
-    """Blocks that a client read from drives itself."""
+    """Blocks that a client read itself, from drives or from its agent's memory."""
 
     blocks_read: int = 0
     blocks_failed: int = 0
@@ -26,6 +26,15 @@ class DirectCounters:
 
     blocks_lost: int = 0
     bytes_read: int = 0
+
+    def __add__(self, other: DirectCounters) -> DirectCounters:
+        """Add counts of other reads."""
+        return DirectCounters(
+            self.blocks_read + other.blocks_read,
+            self.blocks_failed + other.blocks_failed,
+            self.blocks_lost + other.blocks_lost,
+            self.bytes_read + other.bytes_read,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,7 @@ class ClientMetrics:
     arena_bytes: int
     quarantined_bytes: int
     direct: DirectCounters | None = None
-    """Blocks that the client read from drives itself; None without drives."""
+    """Blocks that the client read itself; None if it may not."""
 
     def operation(self, name: str) -> OperationTally:
         """Return the tally of ``lookup``, ``get``, ``put`` or ``prefetch``."""
@@ -139,8 +148,8 @@ CLIENT_METRICS: tuple[Metric[ClientMetrics], ...] = (
         MetricKind.COUNTER,
         "blocks",
         ("result",),
-        "Blocks that the client read from drives itself: read, failed (delivered by the agent), or lost on a "
-        "silent drive.",
+        "Blocks that the client read itself, from drives or from its agent's memory: read, failed (delivered "
+        "by the agent), or lost on a silent drive.",
         lambda client: {} if client.direct is None else _direct_blocks(client.direct),
     ),
 )

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ostraca._direct.agent_memory import BlocksInMemory
     from ostraca._direct.direct_reader import ReadState
 
-_DAMAGED = int(BlockVerdict.DAMAGED)
+_GOOD, _DAMAGED = int(BlockVerdict.GOOD), int(BlockVerdict.DAMAGED)
 
 _OWN_READS = {"READ": OwnRead.READING, "FAILED": OwnRead.FAILED, "LOST": OwnRead.LOST}
 """State of a block by the name of a ``ReadState``."""
@@ -211,6 +211,10 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         assert operation.slots is not None
         slots, seeds = operation.slots[positions], self._seeds_of[operation.request][positions]
         verdicts = self._check(at, slots, seeds, tags, source)
+        is_good, counters = verdicts == _GOOD, self._runtime.memory_reads
+        counters.blocks_read += int(np.count_nonzero(is_good))
+        counters.blocks_failed += int(np.count_nonzero(~is_good))
+        counters.bytes_read += int(self.lengths[at[is_good]].sum(dtype=np.int64))
         verified = Verified(positions.tobytes(), verdicts.tobytes())
         self._do(operation, operation.on(verified, time.monotonic()))
 

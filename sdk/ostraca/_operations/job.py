@@ -55,6 +55,7 @@ from ostraca._protocol.operations import (
     blocks_per_request,
 )
 from ostraca._protocol.specs import ChainSpec, GetSpec, LookupSpec, OperationSpec
+from ostraca.client_metrics import DirectCounters
 from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import ClosedError, ProtocolError, UsageError
 from ostraca_fabric.model.chain import Span
@@ -137,11 +138,21 @@ class Runtime:
     direct: DirectReader | None = None
     """Reader of drives of this host; None without any."""
 
+    memory_reads: DirectCounters = field(default_factory=DirectCounters)
+    """Blocks copied out of agents' memory, counted by the driver."""
+
     regions: RegionTable = field(default_factory=RegionTable)
     completions: CompletionQueue = field(default_factory=CompletionQueue)
     meter: Meter = field(default_factory=Meter)
     is_closed: bool = False
     _pid: int = field(default_factory=os.getpid)
+
+    @property
+    def direct_counters(self) -> DirectCounters | None:
+        """Counts of blocks that the client read itself; None if it may not."""
+        if self.direct is not None:
+            return self.direct.counters + self.memory_reads
+        return self.memory_reads + DirectCounters() if self.settings.direct_memory else None
 
     @property
     def is_ours(self) -> bool:

@@ -60,6 +60,9 @@ class Seen:
 DIRECT = "direct"
 """Instead of a transport: the worker reads drives itself, and what the agent delivers crosses inline."""
 
+MEMORY = "memory"
+"""Instead of a transport: the worker copies blocks out of the agent's memory, and the rest crosses inline."""
+
 REGIONS = "regions"
 """Instead of a transport: blocks cross inline, from and to rows of a region of the worker."""
 
@@ -70,7 +73,7 @@ class WorkerHost:
     def __init__(
         self, address: str | list[str], transport: str, quarantine_bytes_max: int = 128 * MIB
     ) -> None:
-        self._is_direct = transport == DIRECT
+        self._is_direct = transport in (DIRECT, MEMORY)
         self._gets = False
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
@@ -231,9 +234,10 @@ def _work(address: str, transport: str, quarantine_bytes_max: int, begun: Any, p
     settings = ClientSettings(
         arena_bytes=32 * MIB,
         chunk_bytes=4 * MIB,
-        transports=("inline",) if transport in (DIRECT, REGIONS) else tuple(transport.split(",")),
+        transports=("inline",) if transport in (DIRECT, MEMORY, REGIONS) else tuple(transport.split(",")),
         quarantine_bytes_max=quarantine_bytes_max,
         direct_drives=(drives_beside(address),) if transport == DIRECT else (),
+        direct_memory=transport == MEMORY,
     )
     client = ostraca.connect(address, settings=settings)
     worker = _Worker(client, begun, has_region=transport == REGIONS)

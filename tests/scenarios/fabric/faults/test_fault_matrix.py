@@ -31,9 +31,9 @@ LATE_S = 0.1
 SHAPE = ("--drives", "2", "--capacity", "520MiB")
 
 
-TRANSPORTS = ("inline", "nixl", "direct", "regions")
-"""How blocks come to workers: *direct* workers read flash themselves, and the rest crosses inline. With
-*regions*, blocks cross inline, too, from and to rows of the worker's own memory.
+TRANSPORTS = ("inline", "nixl", "direct", "memory", "regions")
+"""How blocks come to workers: *direct* workers read flash themselves, *memory* workers the agent's cache, and
+the rest crosses inline. With *regions*, blocks cross inline, too, from and to rows of the worker's memory.
 """
 
 MEMORIES = ("flash", "DRAM")
@@ -46,7 +46,8 @@ EVERY_CELL = "OSTRACA_EVERY_CELL" in os.environ
 
 
 def cells(*columns: Sequence[str], short: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    every = [cell for cell in itertools.product(*columns) if not {"direct", "DRAM"} <= {*cell}]
+    odd = {"direct", "DRAM"}, {"memory", "flash"}
+    every = [cell for cell in itertools.product(*columns) if not any(each <= {*cell} for each in odd)]
     return every if EVERY_CELL else list(short)
 
 
@@ -61,6 +62,7 @@ with_memory = pytest.mark.parametrize(
             ("inline", "flash", "put"),
             ("nixl", "flash", "get"),
             ("direct", "flash", "get"),
+            ("memory", "DRAM", "get"),
             ("regions", "DRAM", "get"),
             ("regions", "flash", "put"),
         ],
@@ -71,7 +73,14 @@ without_memory = pytest.mark.parametrize(
     cells(
         TRANSPORTS,
         OPERATIONS,
-        short=[("inline", "put"), ("nixl", "get"), ("direct", "get"), ("regions", "get"), ("regions", "put")],
+        short=[
+            ("inline", "put"),
+            ("nixl", "get"),
+            ("direct", "get"),
+            ("memory", "get"),
+            ("regions", "get"),
+            ("regions", "put"),
+        ],
     ),
 )
 over_either = pytest.mark.parametrize("transport", TRANSPORTS)
@@ -86,8 +95,8 @@ def _needs_nixl(request: pytest.FixtureRequest) -> None:
 
 @contextmanager
 def agent_of(directory: Path, transport: str, memory: str = "flash") -> Iterator[FabricProcess]:
-    dram = "64MiB" if memory == "DRAM" else "0"
-    carrier = "inline" if transport == "regions" else transport
+    dram = "64MiB" if memory == "DRAM" or transport == "memory" else "0"
+    carrier = "inline" if transport in ("memory", "regions") else transport
     ways = ("inline", "--direct-reads", "default") if transport == "direct" else (carrier,)
     with FabricProcess(directory / "fabric", *SHAPE, "--dram", dram, "--transport", *ways) as agent:
         yield agent
