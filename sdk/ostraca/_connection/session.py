@@ -33,6 +33,7 @@ from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.ports.transport import ArenaEnd
 from ostraca_fabric.telemetry.requests import label_of
 from ostraca_fabric.wire import codec
+from ostraca_fabric.wire.address import UnixAddress
 from ostraca_fabric.wire.codec import TO_WORKER
 from ostraca_fabric.wire.frames import encode
 from ostraca_fabric.wire.handshake import DIRECT, MEMORY
@@ -168,11 +169,12 @@ class AgentSession:
             self._loop.send([encode(SettlePast(request))])
 
     def _memory_of(self, channel: ControlChannel) -> AgentMemoryReader | None:
-        if channel.welcome.memory is None:
+        memory = channel.welcome.memory
+        if memory is None or not isinstance(channel.address, UnixAddress):
             return None
         from ostraca._direct.agent_memory import AgentMemoryReader  # noqa: PLC0415 (few clients use it)
 
-        return AgentMemoryReader.of(channel)
+        return AgentMemoryReader.of(memory, channel.stream)
 
     @property
     def takes_rows(self) -> bool:

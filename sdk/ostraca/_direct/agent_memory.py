@@ -7,16 +7,16 @@ to another one. Its tag tells, as for all blocks.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._connection.dial import ControlChannel
-from ostraca._memory.copy_pool import CopyPool, FetchingPool
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.runtime.process_memory import read_process
-from ostraca_fabric.wire.address import UnixAddress
+from ostraca_fabric.sockets.stream import ByteStream
+from ostraca_fabric.wire.messages import AgentMemory
 
 log = logging.getLogger("ostraca")
 
@@ -33,20 +33,20 @@ class AgentMemoryReader:
         """False after a failed read."""
 
     @classmethod
-    def of(cls, channel: ControlChannel) -> AgentMemoryReader | None:
-        """Return a reader for the agent at the other end; None where this process may not read its memory."""
-        memory = channel.welcome.memory
-        if memory is None or not isinstance(channel.address, UnixAddress):
-            return None
+    def of(cls, memory: AgentMemory, stream: ByteStream) -> AgentMemoryReader | None:
+        """Return a reader of the agent at the other end of a unix socket.
+
+        Returns None if this process may not read the agent's memory.
+        """
         found = np.zeros(len(memory.proof), np.uint8)
         try:
-            process = channel.stream.peer_process
+            process = stream.peer_process
             _read(process, memory.proof_address, found)
         except OSError as error:
-            log.info("The memory of %s is not read: %s", channel.address, error.strerror)
+            log.info("The agent's memory is not read: %s", error.strerror)
             return None
         if not memory.proof or found.tobytes() != memory.proof:
-            log.info("The memory of %s is not read: process %d is another one", channel.address, process)
+            log.info("The agent's memory is not read: process %d is another one", process)
             return None
         return cls(process, memory.address, memory.size_bytes)
 
@@ -84,15 +84,13 @@ class BlocksInMemory:
     addresses: NDArray[np.uint64]
     lengths: NDArray[np.uint32]
 
-    def fetched_by(
-        self, copy_pool: CopyPool, memory: NDArray[np.uint8], offsets: NDArray[np.int64]
-    ) -> FetchingPool:
-        """Return a pool whose threads copy the blocks to these places of *memory* just before their work."""
+    def copier(self, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Callable[[slice], None]:
+        """Return a function that copies some of the blocks to their places in *memory*, a flat array."""
 
-        def fetch(some: slice) -> None:
+        def copy(some: slice) -> None:
             self.reader.read(self.addresses[some], memory, offsets[some], self.lengths[some])
 
-        return FetchingPool(copy_pool, fetch)
+        return copy
 
 
 def _read(process: int, address: int, memory: NDArray[np.uint8]) -> None:

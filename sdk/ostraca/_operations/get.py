@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca._connection.session import AgentSession, Mailbox
-from ostraca._memory.copy_pool import Sharing, verified_slices
+from ostraca._memory.copy_pool import FetchingPool, Sharing, verified_slices
 from ostraca._memory.device_blocks import COPY_FAILED
 from ostraca._memory.views import BlockViews, SlotHolds, SlotLoan
 from ostraca._operations.job import Runtime, SlotJob
@@ -90,7 +90,9 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         self, source: BlocksInMemory | None, memory: NDArray[np.uint8], offsets: NDArray[np.int64]
     ) -> Sharing:
         """Return the pool for blocks at these places of *memory*, which copies them from *source* first."""
-        return self._copy_pool if source is None else source.fetched_by(self._copy_pool, memory, offsets)
+        if source is None:
+            return self._copy_pool
+        return FetchingPool(self._copy_pool, source.copier(memory, offsets))
 
     def _begin(self, request: int, first: int) -> int:
         wanted = window_blocks(
