@@ -34,7 +34,7 @@ _libc.process_vm_readv.argtypes = (
 
 
 class MemoryProof:
-    """Random bytes in this process: whoever finds them at their address reads the right process."""
+    """Random bytes in this process: a reader that finds them at their address reads the right process."""
 
     def __init__(self) -> None:
         """Draw the bytes."""
