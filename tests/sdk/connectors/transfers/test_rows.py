@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import mmap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from tests.support.fabric.fabric_host import FabricThread, content
 
 from ostraca.connectors.transfers.counters import LOAD_CHUNKS
 from ostraca.connectors.transfers.jobs import RowJob
-from ostraca.connectors.vllm.core.lookup_table import ChunkState
 from ostraca.connectors.vllm.settings import LOGGER
 from ostraca_cli.testing import small_plan
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
@@ -27,28 +27,23 @@ KEYS = prompt(8)
 PAGES = content(len(KEYS), block_bytes=ROW_BYTES)
 
 
-def has_found(engine: EngineSteps, request: str, keys: Sequence[bytes]) -> bool:
-    return engine.ask(request, keys) == [ChunkState.PRESENT] * len(keys)
+def has_stored(engine: EngineSteps, keys: Sequence[bytes], requests: Iterator[int]) -> bool:
+    return not engine.store_prompt(f"store {next(requests)}", keys, PAGES).failed
 
 
 def test_chunks_go_from_and_to_rows_without_the_arena_also_after_a_reconnect(tmp_path: Path) -> None:
-    host = FabricThread(small_plan(tmp_path / "fabric")).start()
-    with EngineSteps(settings(host.addresses[0])) as engine:
-        engine.wait_for_the_fabric()
-        for turn in range(2):
-            keys = prompt(8, f"prompt {turn}")
-            assert not engine.store_prompt(f"a {turn}", keys, PAGES).failed
-            engine.begin(f"b {turn}", keys)
-            assert not engine.load(f"b {turn}", keys, first_row=100).failed
-            assert np.array_equal(engine.rows[100:108], PAGES)
-            assert not engine.rows[108:].any()
-            engine.rows[100:108] = 0
-            host.stop()
-            host = FabricThread(small_plan(tmp_path / "fabric")).start()
-            engine.begin(f"c {turn}", keys)
-            engine.until(partial(has_found, engine, f"c {turn}", keys))
+    requests = itertools.count()
+    with EngineSteps(settings(f"unix://{tmp_path}/fabric/agent-0.sock")) as engine:
+        for keys in (KEYS, prompt(8, "after the reconnect")):
+            with FabricThread(small_plan(tmp_path / "fabric")):
+                engine.wait_for_the_fabric()
+                engine.until(partial(has_stored, engine, keys, requests))
+                engine.begin("load", keys)
+                assert not engine.load("load", keys, first_row=100).failed
+                assert np.array_equal(engine.rows[100:108], PAGES)
+                assert not engine.rows[108:].any()
+                engine.rows[:] = 0
         assert not engine.has_used_the_arena()
-    host.stop()
 
 
 def test_rows_of_a_pool_with_gaps_are_copied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
