@@ -21,7 +21,7 @@ from ostraca.connectors.sglang.host_pools import Foreign, HostPool, further_pool
 from ostraca.connectors.sglang.page_store import PageStore, Prefix
 from ostraca.connectors.sglang.pages import HASH_BYTES, leading, trailing_ends
 from ostraca.connectors.sglang.settings import SglangSettings
-from ostraca.connectors.transfers.rows import Block
+from ostraca.connectors.transfers.rows import Blocks
 from ostraca_fabric.errors import UsageError
 
 log = logging.getLogger(SglangSettings.LOGGER)
@@ -74,6 +74,7 @@ class OstracaHiCache(HiCacheStorage):
                 block_bytes=self._pools[_MAIN].form.block_bytes,
                 generation=OstracaHiCache._generation,
             )
+            self._register(self._pools[_MAIN])
         except Exception as error:  # noqa: BLE001 (SGLang would not start)
             self._log_once(f"no pages are stored or loaded: {error}")
 
@@ -85,6 +86,7 @@ class OstracaHiCache(HiCacheStorage):
             return
         try:
             self._pools[name] = further_pool(host_pool, self._config, name, self._pools[_MAIN].form)
+            self._register(self._pools[name])
         except Exception as error:  # noqa: BLE001 (SGLang would not start)
             self._log_once(f"pages of the pool {name} are neither stored nor loaded: {error}")
 
@@ -222,6 +224,10 @@ class OstracaHiCache(HiCacheStorage):
         if self._store is not None:
             self._store.close()
 
+    def _register(self, pool: HostPool) -> None:
+        if self._store is not None and pool.rows is not None:
+            self._store.register(pool.rows)
+
     def _look_up(self, name: str, keys: Sequence[str], prefix: Prefix) -> list[bool]:
         if self._store is None or name not in self._pools:
             return [False] * len(keys)
@@ -251,7 +257,7 @@ class OstracaHiCache(HiCacheStorage):
         self,
         name: str,
         keys: Sequence[str],
-        blocks_of: Callable[[HostPool], list[Block]],
+        blocks_of: Callable[[HostPool], Blocks],
         prefix: Prefix,
         *,
         is_load: bool,

@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca.connectors.sglang.pages import PageForm
 from ostraca.connectors.sglang.settings import RankIdentity
-from ostraca.connectors.transfers.rows import Block
+from ostraca.connectors.transfers.rows import Blocks, PoolRows
 from ostraca_fabric.errors import UsageError
 
 Foreign: TypeAlias = Any
 """Object of SGLang."""
+
+Pieces: TypeAlias = Sequence[tuple[int, int]]
+"""Address and bytes of each piece of a block."""
 
 _FACTS = ("dtype", "layout", "page_size", "layer_num", "head_num", "head_dim", "v_head_dim")
 
@@ -34,10 +38,13 @@ class HostPool:
         self._pool = pool
         self._part_bytes = part_bytes
         self._is_flat = is_flat
+        self._memory = None if is_flat else _blocks_of(pool, form)
         self.form = form
+        self.rows = None if self._memory is None else PoolRows(self._memory)
+        """Rows of a block each; None if blocks are no rows of the pool's memory."""
 
-    def blocks(self, host_indices: Foreign) -> list[Block]:
-        """Return the memory of the blocks of pages, as views without a copy.
+    def blocks(self, host_indices: Foreign) -> Blocks:
+        """Return the memory of the blocks of pages, without a copy.
 
         The pool keeps the memory in place. Raises ValueError for pages of another form, and errors of SGLang.
         """
@@ -45,9 +52,11 @@ class HostPool:
         count = len(self._part_bytes)
         if self._is_flat or tuple(sizes) != self._part_bytes * (len(addresses) // count):
             raise ValueError("the parts of a page differ from the registered pool")
-        return self._views([addresses[begin : begin + count] for begin in range(0, len(addresses), count)])
+        pages = [addresses[begin : begin + count] for begin in range(0, len(addresses), count)]
+        blocks = [pieces for page in pages for pieces in self.form.blocks(page)]
+        return self._in_rows(blocks) or _views(blocks)
 
-    def flat_blocks(self, pages: Sequence[Foreign]) -> list[Block]:
+    def flat_blocks(self, pages: Sequence[Foreign]) -> list[list[NDArray[np.uint8]]]:
         """Return the memory of the blocks of SGLang's flat pages, as views without a copy.
 
         The caller keeps the pages alive. Raises ValueError for pages of another form.
@@ -55,14 +64,17 @@ class HostPool:
         sizes = {page.nbytes if page.is_contiguous() else -1 for page in pages}
         if not self._is_flat or sizes - set(self._part_bytes):
             raise ValueError("the size of a flat page differs from the registered pool")
-        return self._views([[page.data_ptr()] for page in pages])
+        return _views([piece for page in pages for piece in self.form.blocks([page.data_ptr()])])
 
-    def _views(self, pages: Sequence[Sequence[int]]) -> list[Block]:
-        return [
-            [np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(at)) for at, size in pieces]
-            for page in pages
-            for pieces in self.form.blocks(page)
-        ]
+    def _in_rows(self, blocks: Sequence[Pieces]) -> Blocks | None:
+        """Return blocks as rows; None if not all of them are."""
+        if self._memory is None or self.rows is None:
+            return None
+        offsets = np.array([pieces[0][0] for pieces in blocks]) - self._memory.ctypes.data
+        numbers, within = np.divmod(offsets, self.form.block_bytes)
+        if within.any() or (numbers < 0).any() or (numbers >= len(self._memory)).any():
+            return None
+        return self.rows.blocks(numbers.tolist())
 
 
 def main_pool(
@@ -109,6 +121,24 @@ def further_pool(pool: Foreign, config: Foreign, name: str, main: PageForm) -> H
     if config.is_mla_model and any(each.__name__ in _SHARDED_POOLS for each in type(pool).__mro__):
         facts += f" rank {config.tp_rank}/{config.tp_size}"
     return HostPool(pool, part_bytes, PageForm(part_bytes, main.block_bytes, facts, main.rank))
+
+
+def _blocks_of(pool: Foreign, form: PageForm) -> NDArray[np.uint8] | None:
+    """Return a pool's memory, shape (blocks, bytes); None unless each part of a page is whole blocks."""
+    memory: Foreign = getattr(pool, "kv_buffer", None)
+    if not (form.part_bytes and hasattr(memory, "data_ptr") and memory.is_contiguous()):
+        return None
+    if any(size % form.block_bytes for size in (memory.nbytes, *form.part_bytes)):
+        return None
+    return _view(memory.data_ptr(), memory.nbytes).reshape(-1, form.block_bytes)
+
+
+def _views(blocks: Sequence[Pieces]) -> list[list[NDArray[np.uint8]]]:
+    return [[_view(at, size) for at, size in pieces] for pieces in blocks]
+
+
+def _view(address: int, size_bytes: int) -> NDArray[np.uint8]:
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size_bytes).from_address(address))
 
 
 def _part_bytes(pool: Foreign) -> tuple[int, ...]:

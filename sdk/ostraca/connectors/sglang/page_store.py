@@ -28,7 +28,7 @@ from ostraca.connectors.transfers.explain_command import explain_command
 from ostraca.connectors.transfers.fabric_link import FabricLink
 from ostraca.connectors.transfers.failed_loads import FailedLoads
 from ostraca.connectors.transfers.health import FabricHealth
-from ostraca.connectors.transfers.rows import Block
+from ostraca.connectors.transfers.rows import Blocks, PoolRows
 from ostraca.volume import Volume
 from ostraca_fabric.errors import OstracaError, UsageError
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
@@ -76,6 +76,10 @@ class PageStore:
             settings, is_linked=lambda: self._link.volume() is not None, clock_s=clock_s
         )
 
+    def register(self, rows: PoolRows) -> None:
+        """Use a pool in place. Its end or the end of the connection unregisters the pool."""
+        self._link.register(rows)
+
     def look_up(self, form: PageForm, keys: Sequence[str], prefix: Prefix) -> list[bool]:
         """Tell for each page whether the fabric has all of its blocks. Pins the found pages for ``pin_s``.
 
@@ -105,11 +109,10 @@ class PageStore:
         pairs = zip(chain.state_codes, held, strict=True)
         return form.are_pages_good([code == BlockState.HIT and not is_held for code, is_held in pairs])
 
-    def load(self, form: PageForm, keys: Sequence[str], prefix: Prefix, into: Sequence[Block]) -> list[bool]:
+    def load(self, form: PageForm, keys: Sequence[str], prefix: Prefix, into: Blocks) -> list[bool]:
         """Fill pages; return the success of each. *into* holds the memory of each block.
 
-        The memory of a block is written if and only if the block is verified; a failed page of several blocks
-        may be filled in part.
+        Failed pages have undefined bytes. Nothing is written after the return.
         """
         deadline_s, speed = self._settings.load_deadline_s, self._settings.prefill_tokens_per_s
         recompute_s = len(keys) * self._identity.page_tokens / speed if speed else None
@@ -134,9 +137,7 @@ class PageStore:
         self.counters.add(LOAD_BYTES, count=sum(pages) * form.page_bytes)
         return pages
 
-    def store(
-        self, form: PageForm, keys: Sequence[str], prefix: Prefix, source: Sequence[Block]
-    ) -> list[bool]:
+    def store(self, form: PageForm, keys: Sequence[str], prefix: Prefix, source: Blocks) -> list[bool]:
         """Store pages; return the success of each. *source* holds the memory of each block.
 
         A block that another writer stores now counts as stored: SGLang ends the store of a prompt at the

@@ -19,8 +19,10 @@ ROW_BYTES = 1 << 10
 class PlainTensor:
     """Bytes with the attributes of a tensor of torch."""
 
-    def __init__(self, content: bytes | int) -> None:
-        self.array = np.frombuffer(bytearray(content), np.uint8)
+    def __init__(self, content: bytes | int | np.ndarray) -> None:
+        if not isinstance(content, np.ndarray):
+            content = np.frombuffer(bytearray(content), np.uint8)
+        self.array: np.ndarray = content
         self.nbytes = self.array.nbytes
 
     def data_ptr(self) -> int:
@@ -43,6 +45,7 @@ class PlainPool:
             (2, layers, pages, PAGE_TOKENS) if layout == "layer_first" else (2, pages, layers, PAGE_TOKENS)
         )
         self.kv = np.zeros((*shape, ROW_BYTES), np.uint8)
+        self.kv_buffer = PlainTensor(self.kv)
 
     def fill(self, seed: int) -> np.ndarray:
         """Fill with bytes that differ everywhere; return a copy."""
@@ -123,4 +126,7 @@ def opened(
         kv_cache_dtype=backend_settings.kv_cache_dtype,
         is_flat=is_flat,
     )
-    return PageStore(backend_settings, identity, block_bytes=host_pool.form.block_bytes), host_pool
+    store = PageStore(backend_settings, identity, block_bytes=host_pool.form.block_bytes)
+    if host_pool.rows is not None:
+        store.register(host_pool.rows)
+    return store, host_pool

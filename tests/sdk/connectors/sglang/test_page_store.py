@@ -21,10 +21,11 @@ from tests.sdk.connectors.sglang.plain_pools import (
     settings,
     token_indices,
 )
-from tests.sdk.scripted_agent import agent_at
+from tests.sdk.scripted_agent import AgentConnection, agent_at
 from tests.support.fabric.fabric_host import FabricThread
 from tests.support.stalls import Stopwatch
 
+from ostraca.connectors.sglang.host_pools import HostPool
 from ostraca.connectors.sglang.page_store import PageStore
 from ostraca.connectors.sglang.settings import SglangSettings
 from ostraca.connectors.transfers.counters import (
@@ -35,11 +36,15 @@ from ostraca.connectors.transfers.counters import (
     STORE_CHUNKS,
 )
 from ostraca_cli.testing import small_plan
-from ostraca_fabric.wire.messages import Get, Lookup, Put
+from ostraca_fabric.model.outcome import PutState
+from ostraca_fabric.wire.messages import Get, Lookup, Put, PutDone
 
 COUNT = 12
 KEYS = page_keys(COUNT)
 PAGES = token_indices(*range(COUNT))
+PART_BYTES = 16 << 10
+"""Bytes of the keys of a page, and of its values, in pools with pages first."""
+
 CALL_S = 0.5
 """Longest call without a wait, on a busy machine."""
 
@@ -90,18 +95,25 @@ class Rank:
     def find(self, begin: int = 0, end: int = COUNT) -> list[bool]:
         return self.store.look_up(self.form, KEYS[begin:end], KEYS[:begin])
 
+    def has_used_the_arena(self) -> bool:
+        client = self.store._link.client
+        assert client is not None
+        return bool(client._runtime.arena.array.any())
+
     def blank(self) -> None:
         self.pool.kv[...] = 0
 
 
 @pytest.mark.parametrize("layout", ["page_first", "layer_first"])
-@pytest.mark.parametrize("block_bytes", [1 << 20, 5000])
+@pytest.mark.parametrize("block_bytes", [1 << 20, PART_BYTES, 5000])
 def test_a_rank_loads_what_another_has_stored(fabric: FabricThread, layout: str, block_bytes: int) -> None:
     address = fabric.addresses[0]
     with Rank(address, pool=PlainPool(COUNT, layout=layout), block_bytes=block_bytes) as writer:
         content = writer.pool.fill(1)
         assert writer.put(0, 5) + writer.put(5) == [True] * COUNT
         assert writer.put() == [True] * COUNT, writer.store.counters.by_name()
+        is_copied = layout == "layer_first" or block_bytes != PART_BYTES
+        assert writer.has_used_the_arena() == is_copied
     with Rank(address, pool=PlainPool(COUNT, layout=layout), block_bytes=block_bytes) as reader:
         assert reader.find() == [True] * COUNT
         assert reader.find(7) == [True] * (COUNT - 7)
@@ -110,6 +122,46 @@ def test_a_rank_loads_what_another_has_stored(fabric: FabricThread, layout: str,
         assert reader.store.counters.total[LOAD_BYTES, ""] == content.nbytes
         keys = [*KEYS[:2], *page_keys(2, prompt="other")]
         assert reader.store.look_up(reader.form, keys, None) == [True, True, False, False]
+        assert reader.has_used_the_arena() == is_copied
+
+
+def test_pages_under_a_store_are_loaded_after_its_end_alone(tmp_path: Path) -> None:
+    held: list[tuple[AgentConnection, Put]] = []
+    stored: list[bool] = []
+    with (
+        agent_at(tmp_path / "agent.sock") as agent,
+        Rank(agent.address, block_bytes=PART_BYTES) as rank,
+    ):
+        content = rank.pool.fill(1)
+        assert rank.put() == [True] * COUNT
+        agent.script[Put] = lambda *request: held.append(request)
+        thread = threading.Thread(target=lambda: stored.extend(rank.put(0, 2)))
+        thread.start()
+        until(lambda: bool(held))
+        del agent.script[Put]
+        assert rank.get(1) == [False] * (COUNT - 1)
+        assert rank.store.counters.total[LOAD_CHUNKS, "error"] == 2 * (COUNT - 1)
+        assert rank.get(2) == [True] * (COUNT - 2)
+        ((connection, message),) = held
+        connection.send(PutDone(message.request, bytes([PutState.STAGED] * 4), bytes(4)))
+        thread.join()
+        assert stored == [True] * 2
+        rank.blank()
+        assert rank.get() == [True] * COUNT
+        assert np.array_equal(rank.pool.kv, content)
+
+
+def test_a_pool_that_takes_the_place_of_another_is_used_in_place(fabric: FabricThread) -> None:
+    with Rank(fabric.addresses[0], block_bytes=PART_BYTES) as rank:
+        rank.host_pool = HostPool(rank.pool, rank.form.part_bytes, rank.form)
+        assert rank.host_pool.rows is not None
+        rank.store.register(rank.host_pool.rows)
+        content = rank.pool.fill(1)
+        assert rank.put() == [True] * COUNT
+        rank.blank()
+        assert rank.get() == [True] * COUNT
+        assert np.array_equal(rank.pool.kv, content)
+        assert not rank.has_used_the_arena()
 
 
 @pytest.mark.parametrize(

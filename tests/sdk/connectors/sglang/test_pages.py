@@ -162,10 +162,23 @@ def test_memory_of_pages_is_viewed_in_place() -> None:
     host_pool, _ = main_pool(pool, rank_config(), block_bytes=5000, kv_cache_dtype="")
     indices = np.concatenate([np.arange(8, 12), np.arange(4)])
     blocks = host_pool.blocks(indices)
+    assert isinstance(blocks, list)
     assert len(blocks) == 2 * host_pool.form.blocks_per_page
     assert b"".join(part.tobytes() for block in blocks for part in block) == pool.page(2) + pool.page(0)
     blocks[0][0][:] = 7
     assert pool.page(2)[:4] == bytes([7] * 4)
+
+
+@pytest.mark.parametrize("covered", [slice(None), slice(1), slice(1, 2)])
+def test_blocks_beside_the_memory_of_a_pool_are_viewed_too(covered: slice) -> None:
+    pool = PlainPool(3)
+    pool.fill(1)
+    pool.kv_buffer = PlainTensor(pool.kv[covered])
+    host_pool, _ = main_pool(pool, rank_config(), block_bytes=16 << 10, kv_cache_dtype="")
+    assert host_pool.rows is not None
+    blocks = host_pool.blocks(np.concatenate([np.arange(8, 12), np.arange(4)]))
+    assert isinstance(blocks, list)
+    assert b"".join(np.ravel(block).tobytes() for block in blocks) == pool.page(2) + pool.page(0)
 
 
 def test_memory_of_flat_pages_is_viewed_in_place_and_both_kinds_of_pages_are_told_apart() -> None:
