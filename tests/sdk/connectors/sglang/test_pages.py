@@ -170,15 +170,18 @@ def test_memory_of_pages_is_viewed_in_place() -> None:
 
 
 @pytest.mark.parametrize("covered", [slice(None), slice(1), slice(1, 2)])
-def test_blocks_beside_the_memory_of_a_pool_are_viewed_too(covered: slice) -> None:
-    pool = PlainPool(3)
+@pytest.mark.parametrize("block_bytes", [16 << 10, 32 << 10])
+def test_blocks_are_rows_of_the_pool_if_they_lie_there_whole(covered: slice, block_bytes: int) -> None:
+    pool = PlainPool(4)
     pool.fill(1)
     pool.kv_buffer = PlainTensor(pool.kv[covered])
-    host_pool, _ = main_pool(pool, rank_config(), block_bytes=16 << 10, kv_cache_dtype="")
-    assert host_pool.rows is not None
-    blocks = host_pool.blocks(np.concatenate([np.arange(8, 12), np.arange(4)]))
-    assert isinstance(blocks, list)
-    assert b"".join(np.ravel(block).tobytes() for block in blocks) == pool.page(2) + pool.page(0)
+    host_pool, _ = main_pool(pool, rank_config(), block_bytes=block_bytes, kv_cache_dtype="")
+    assert (host_pool.rows is not None) == (block_bytes == 16 << 10)
+    for page in range(4):
+        blocks = host_pool.blocks(np.arange(4) + 4 * page)
+        assert isinstance(blocks, list)
+        parts = [np.ravel(part) for block in blocks for part in block]
+        assert np.concatenate(parts).tobytes() == pool.page(page)
 
 
 def test_memory_of_flat_pages_is_viewed_in_place_and_both_kinds_of_pages_are_told_apart() -> None:
