@@ -157,15 +157,21 @@ def run(cases: Cases, pace: Pacing, on_progress: Callable[[str, float], None]) -
 
 
 def workload(
-    plan: BenchPlan, address: str, *, batches: int = 2, direct_drives: Sequence[str] = ()
+    plan: BenchPlan,
+    address: str,
+    *,
+    batches: int = 2,
+    direct_drives: Sequence[str] = (),
+    direct_memory: bool = False,
 ) -> Workload:
-    """Connect a worker with an arena for so many *batches*, which reads *direct_drives* itself."""
+    """Connect a worker with an arena for so many *batches*, which reads drives and memory itself."""
     return Workload(
         address,
         blocks=plan.blocks,
         block_bytes=plan.block_bytes,
         batches=batches,
         direct_drives=direct_drives,
+        direct_memory=direct_memory,
     )
 
 

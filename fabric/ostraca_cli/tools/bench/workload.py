@@ -45,11 +45,14 @@ class Workload:
         credentials: str | None = None,
         batches: int = 2,
         direct_drives: Sequence[str] = (),
+        direct_memory: bool = False,
     ) -> None:
         """Connect, with an arena for *batches* batches: a get's and a put's at least.
 
-        The worker reads *direct_drives* itself, where the fabric allows it.
+        The worker reads *direct_drives* itself, where the fabric allows it. With *direct_memory*, the worker
+        reads the agent's memory, too.
         """
+        self.address = address
         self.agent_pid = 0
         """Process of the agent, if known."""
 
@@ -62,6 +65,7 @@ class Workload:
             prefault=True,
             transports=(transport,) if transport else ClientSettings().transports,
             direct_drives=tuple(direct_drives),
+            direct_memory=direct_memory,
         )
         self.block_bytes = block_bytes
         self._memory = HugeMemory(self.batch_bytes, prefault=True)
