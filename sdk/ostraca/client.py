@@ -99,12 +99,13 @@ def connect(
             identity = ClientIdentity(name, shown, arena.ends, client_id, features, tls)
             connections = ConnectionManager(targets, identity, arena, chosen, worker)
             cpus = len(os.sched_getaffinity(0))
-            threads = chosen.copy_threads or threads_for(cpus, are_fetching=chosen.direct_memory)
+            threads, fetching = threads_for(cpus), threads_for(cpus, are_fetching=True)
             runner = JobRunner(
                 Runtime(
                     chosen,
                     arena,
-                    CopyPool(threads),
+                    CopyPool(chosen.copy_threads or threads),
+                    CopyPool(chosen.copy_threads or fetching),
                     connections,
                     CudaDevices(gpu_tags=chosen.gpu_tags),
                     direct,

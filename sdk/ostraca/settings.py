@@ -58,7 +58,7 @@ class ClientSettings:
     never come from an agent. Reading a drive requires permission to read all blocks of all its tenants.
     """
 
-    direct_memory: bool = False
+    direct_memory: bool = True
     """Whether this worker copies blocks out of the memory of an agent on its host, which then moves none of
     them. Requires a unix socket, the agent's user or root, and the kernel's permission to trace the agent's
     process; otherwise the agent moves the blocks.

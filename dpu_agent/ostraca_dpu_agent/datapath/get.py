@@ -146,7 +146,12 @@ class GetRun(TransferRun[Get]):
 
     async def run(self) -> GetDone:
         """Deliver blocks until the deadline. After any exception, ``Settled`` follows."""
-        delivery = self._context.tasks.spawn(self._deliver_all())
+        found, is_here = self._find_in_memory()
+        if self._offers and is_here.all():  # no task, as all is done
+            self._leave_reads([], [])
+            self._admission.close()
+            return self._done(NO_POSITIONS)
+        delivery = self._context.tasks.spawn(self._deliver_all(found, is_here))
         must_settle = True
         try:
             await self._deadline.wait([delivery])
@@ -163,6 +168,9 @@ class GetRun(TransferRun[Get]):
             self._record("get")
         elif len(self._offered) < len(self._blocks):
             self._record("get", np.delete(np.arange(len(self._blocks)), self._offered))
+        return self._done(unsettled)
+
+    def _done(self, unsettled: NDArray[np.intp]) -> GetDone:
         return GetDone(
             self._request.request,
             *self._outcomes.encode(),
@@ -184,16 +192,31 @@ class GetRun(TransferRun[Get]):
         hit_bytes = self._blocks.total_bytes(hits if positions is None else positions[hits])
         self._context.record(operation, keys, outcomes, hit_bytes)
 
-    async def _deliver_all(self) -> None:
-        """Run all waves, until none uses flash or the arena any more."""
-        context, is_here = self._context, np.zeros(len(self._blocks), np.bool_)
+    def _find_in_memory(self) -> tuple[list[StagedWave | CachedWave], NDArray[np.bool_]]:
+        """Find and admit staged and cached blocks; return those to deliver, and which blocks are in memory.
+
+        A worker that reads memory is offered them instead.
+        """
+        is_here = np.zeros(len(self._blocks), np.bool_)
         found: list[StagedWave | CachedWave] = [*self._find_staged(is_here), *self._find_cached(is_here)]
-        if found and self._worker.reads_memory and self._may_leave_reads():
-            self._offers, found = [self._offer_of_memory(wave) for wave in found], []
-        if not found or self._admission.admit_in_memory(is_here, waves=sum(map(self._count_waves, found))):
-            self._in_memory.extend(found)
-        else:
+        if not found:
+            return found, is_here
+        is_left = self._worker.reads_memory and self._may_leave_reads()
+        waves = 1 if is_left else sum(map(self._count_waves, found))
+        if not self._admission.admit_in_memory(is_here, waves=waves):
             self._decide(np.flatnonzero(is_here), BlockState.DECLINED, Reason.TOO_SLOW)
+            found = []
+        elif is_left:
+            self._offers, found = [self._offer_of_memory(wave) for wave in found], []
+        return found, is_here
+
+    async def _deliver_all(self, found: list[StagedWave | CachedWave], is_here: NDArray[np.bool_]) -> None:
+        """Run all waves, until none uses flash or the arena any more.
+
+        *is_here* tells the blocks in memory, and *found* has those to deliver.
+        """
+        context = self._context
+        self._in_memory.extend(found)
         settings = context.settings
         lanes = context.parts_at_once(settings.waves_ahead, settings.get_part_bytes)
         lanes = min(lanes, len(self._in_memory))
@@ -409,6 +432,8 @@ class GetRun(TransferRun[Get]):
         """
         request, tenants = self._request.request, self._context.staging.tenants
         offered = OfferedBlocks.of([*self._offers, *of_drives])
+        in_memory = [offer.positions for offer in self._offers]
+        reads = self._admission.start_own_reads(np.concatenate((NO_POSITIONS, *in_memory)))
         self._offers = []
         self._offered = offered.positions
         self._decide(offered.positions, BlockState.HIT, Reason.NONE)
@@ -416,6 +441,7 @@ class GetRun(TransferRun[Get]):
         label = copy_context()
 
         def ended(report: ExtentsRead | None) -> None:
+            self._admission.end_own_reads(reads, is_measured=report is not None)
             label.run(self._end_reads, offered, pins, report)
 
         self._worker.expect_reads(request, within_s=self._deadline.left_s, ended=ended)

@@ -83,7 +83,7 @@ class ShadowRun(GetRun):
         """Load blocks until the deadline, and count the outcome."""
         context = self._context
         try:
-            await self._deadline.wait([context.tasks.spawn(self._deliver_all())])
+            await self._deadline.wait([context.tasks.spawn(self._deliver_all(*self._find_in_memory()))])
             self._quarantine()
         finally:
             self._admission.close()

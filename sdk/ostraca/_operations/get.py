@@ -92,7 +92,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         """Return the pool for blocks at these places of *memory*, which copies them from *source* first."""
         if source is None:
             return self._copy_pool
-        return FetchingPool(self._copy_pool, source.copier(memory, offsets))
+        return FetchingPool(self._runtime.fetching_pool, source.copier(memory, offsets))
 
     def _begin(self, request: int, first: int) -> int:
         wanted = window_blocks(

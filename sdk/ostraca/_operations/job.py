@@ -131,6 +131,9 @@ class Runtime:
     settings: ClientSettings
     arena: Arena
     copy_pool: CopyPool
+    fetching_pool: CopyPool
+    """Pool for blocks that its threads first copy out of an agent's memory."""
+
     connections: ConnectionManager
     devices: Devices
     """Devices with memory for sources and destinations."""
@@ -185,6 +188,7 @@ class Runtime:
     def close(self) -> None:
         """End all parts after the session. No operation may be under way."""
         self.copy_pool.close()
+        self.fetching_pool.close()
         self.completions.close()
         self.regions.end()
         has_read = self.direct is None or self.direct.close()

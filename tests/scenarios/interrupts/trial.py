@@ -79,6 +79,7 @@ class Trial:
             chunk_bytes=4 * MIB,
             transports=transports,
             quarantine_bytes_max=ARENA_BYTES,
+            direct_memory=seed % 2 == 0,
         )
         self._client = ostraca.connect(address, settings=self._settings)
         self._volume = self._client.volume("v", LAYOUT, block_bytes=BLOCK_BYTES, create=True)

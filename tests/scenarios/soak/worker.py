@@ -123,7 +123,11 @@ def _step(client: ostraca.Client, task: Task, traffic: Traffic, is_over: Event, 
 def _connected(task: Task, is_over: Event) -> Iterator[ostraca.Client | None]:
     """Yield a client with its volumes open; None when it is over before an agent answers."""
     settings = ClientSettings(
-        arena_bytes=16 * MIB, chunk_bytes=4 * MIB, quarantine_bytes_max=8 * MIB, transports=task.transports
+        arena_bytes=16 * MIB,
+        chunk_bytes=4 * MIB,
+        quarantine_bytes_max=8 * MIB,
+        transports=task.transports,
+        direct_memory=sum(task.seed) % 2 == 0,
     )
     while not is_over.is_set():
         try:

@@ -34,7 +34,8 @@ LAYOUT = ostraca.Layout(
 )
 BLOCK_BYTES = 256 * 1024
 
-SMALL = ClientSettings(arena_bytes=32 * MIB, chunk_bytes=4 * MIB, transports=("inline",))
+SMALL = ClientSettings(arena_bytes=32 * MIB, chunk_bytes=4 * MIB, transports=("inline",), direct_memory=False)
+"""Settings of clients to which agents bring all blocks."""
 
 
 class FabricThread(InProcessFabric):

@@ -62,7 +62,9 @@ def host(tmp_path: Path, transport: str) -> Iterator[FabricProcess]:
 
 
 def settings(transport: str) -> ClientSettings:
-    return ClientSettings(arena_bytes=64 * MIB, chunk_bytes=4 * MIB, transports=(transport,))
+    return ClientSettings(
+        arena_bytes=64 * MIB, chunk_bytes=4 * MIB, transports=(transport,), direct_memory=False
+    )
 
 
 def connect(host: FabricProcess, transport: str) -> ostraca.Client:

@@ -31,7 +31,9 @@ WORKERS = 3
 STEPS = 30
 BLOCKS = 48
 
-TIGHT = ClientSettings(arena_bytes=4 * MIB, chunk_bytes=2 * MIB, quarantine_bytes_max=3 * MIB)
+TIGHT = ClientSettings(
+    arena_bytes=4 * MIB, chunk_bytes=2 * MIB, quarantine_bytes_max=3 * MIB, direct_memory=False
+)
 """An arena of some thirty slots: every slot is used again and again."""
 
 
