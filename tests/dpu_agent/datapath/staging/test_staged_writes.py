@@ -34,6 +34,9 @@ from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import Commit, Committed, OwnerNotice, ShardCommitted
 
 BRIEFLY_S = 0.1
+A_WHILE_S = 2.0
+"""Enough for three puts on a busy machine."""
+
 MEMORY = np.random.default_rng(0).integers(1, 256, 8 * PAGE_BYTES, np.uint8)
 
 
@@ -60,7 +63,7 @@ async def opened(fabric: Assembly) -> None:
 
 
 async def test_staged_puts_share_a_write_and_a_commit() -> None:
-    async with assembled(waiting(BRIEFLY_S)) as fabric:
+    async with assembled(waiting(A_WHILE_S)) as fabric:
         await opened(fabric)
         before = fabric.shard.core.counters.summary_writes
         await stage(fabric, 0, 1, 2)
