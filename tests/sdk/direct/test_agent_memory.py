@@ -113,7 +113,7 @@ class MemoryHost:
 
     @contextmanager
     def client(self) -> Iterator[ostraca.Client]:
-        chosen = replace(SETTINGS, direct_memory=True, copy_threads=2, prefault=False)
+        chosen = replace(SETTINGS, copy_threads=2, prefault=False)
         with ostraca.connect(self.agent.address, settings=chosen) as client:
             yield client
 
@@ -219,8 +219,9 @@ def test_blocks_beyond_the_agents_memory_break_the_connection(host: MemoryHost) 
     assert not host.reports()
 
 
-def test_a_client_asks_for_nothing_unless_it_is_told_to(host: MemoryHost) -> None:
-    with ostraca.connect(host.agent.address, settings=SETTINGS) as client:
+def test_a_client_asks_for_nothing_if_told_not_to(host: MemoryHost) -> None:
+    settings = replace(SETTINGS, direct_memory=False)
+    with ostraca.connect(host.agent.address, settings=settings) as client:
         assert set(host.get(client).states) == {HIT}
         host.offer(0)
         assert set(host.get(client).states) == {MISS}, "such an agent breaks the rules"

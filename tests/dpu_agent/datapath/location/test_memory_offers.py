@@ -21,12 +21,13 @@ from tests.support.agent.assembly import (
     content_of,
     get_states,
     put_states,
+    reasons_of,
     until,
     with_cache,
 )
 
 from ostraca_dpu_agent.settings import MIB
-from ostraca_fabric.model.outcome import Ack, BlockState, PutState
+from ostraca_fabric.model.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.model.overrides import Overrides, Switch
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import MEMORY_NUMBER, ExtentsRead, GetExtents
@@ -161,6 +162,24 @@ async def test_a_get_without_a_report_ends_by_its_deadline() -> None:
         await until(lambda: not fabric.context.staging.tenants.requests)
         late = fabric.context.counters.tallies["get"].of(LATE)
         assert (late, fabric.context.counters.get_hits_direct) == (6, 0)
+
+
+@pytest.mark.parametrize("is_reported", [True, False])
+async def test_reads_that_take_longer_than_computing_are_declined_once_measured(*, is_reported: bool) -> None:
+    async with cached() as (fabric, worker):
+        hasty = msgspec.structs.replace(fabric.get_message(range(6)), recompute_s=1e-9)
+        assert get_states(await fabric.data_path.get(worker, fabric.volume, hasty)) == [HIT] * 6
+        offer = await offered(worker)
+        report = ExtentsRead(offer.request, offer.positions, b"") if is_reported else None
+        worker.end_reads(offer.request, report)
+        queue = fabric.context.estimator.worker_queue(worker)
+        assert (queue.active_bytes, queue.waiting_bytes) == (0, 0)
+        again = msgspec.structs.replace(hasty, request=hasty.request + 1)
+        done = await fabric.data_path.get(worker, fabric.volume, again)
+        assert get_states(done) == [BlockState.DECLINED if is_reported else HIT] * 6
+        assert is_reported == (Reason.TOO_SLOW in reasons_of(done))
+        worker.end_reads(again.request)
+        await fabric.at_rest()
 
 
 async def test_no_reads_are_left_to_a_worker_beyond_the_limit_of_requests() -> None:
