@@ -14,7 +14,7 @@ import pytest
 from tests.simulation.fabric.history.drawn import drawn_setup, drawn_strikes
 from tests.simulation.fabric.history.history import STEPS, History, play
 from tests.simulation.fabric.history.story import Story
-from tests.simulation.fabric.history.strikes import BAD_DRIVES, DIRECT, ENCLOSURES, HARSH
+from tests.simulation.fabric.history.strikes import BAD_DRIVES, DIRECT, ENCLOSURES, HARSH, NARROW
 from tests.simulation.fabric.oracle.own_reads import check_bad_read
 from tests.simulation.fabric.oracle.resting import _AGAIN_S, _GET_TRIES, everything_is_found, excuse, rest
 from tests.simulation.fabric.world.direct import DirectReads, OwnBlock
@@ -49,7 +49,9 @@ def test_a_seed_tells_all_of_a_fabrics_history() -> None:
 
 def test_every_strike_is_something_that_a_history_can_do() -> None:
     struck = {*STRIKES, *BAD_DRIVES, *ENCLOSURES, *HARSH}
-    assert {name for name in {*struck, *DIRECT} if not callable(getattr(History, name, None))} == set()
+    assert {
+        name for name in {*struck, *DIRECT, *NARROW} if not callable(getattr(History, name, None))
+    } == set()
     drawn = {name for seed in range(100) for name in drawn_strikes(random.Random(seed))}
     assert drawn == struck
 
@@ -61,6 +63,21 @@ def test_some_histories_have_one_tenant_whose_workers_read_drives() -> None:
     for setup in direct:
         assert len({volume.tenant for volume in setup.volumes}) == 1
         assert set(DIRECT) <= set(setup.strikes)
+
+
+def test_some_histories_move_blocks_in_place_and_end_operations_in_mid_frame() -> None:
+    drawn = [drawn_setup(random.Random(seed)) for seed in range(100)]
+    assert {setup.regions > 0 for setup in drawn if setup.inline} == {True}
+    assert 5 < sum(set(NARROW) <= set(setup.strikes) for setup in drawn) < 40
+
+
+def test_operations_in_place_end_in_every_way() -> None:
+    setup = Setup(hosts=1, inline=1.0, regions=0.5, numbers=256, blocks=(8, 16), strikes=NARROW)
+    happened = play(3, setup=setup).happened + play(4, setup=setup).happened
+    for what, most in (("get", "HIT"), ("put", "COMMITTED")):
+        assert happened[f"{what} in place {most}"] > 20
+        assert happened[f"{what} {most}"] > happened[f"{what} in place {most}"], "some cross the arena"
+        assert happened[f"{what} in place LATE"] > 0
 
 
 def read_directly(reads: DirectReads) -> Counter[str]:

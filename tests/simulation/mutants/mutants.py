@@ -25,7 +25,13 @@ from tests.simulation.fabric.world.blocks import VOLUMES
 from tests.simulation.fabric.world.direct import DirectReads
 from tests.simulation.fabric.world.process import Lateness
 from tests.simulation.fabric.world.world import Setup
-from tests.simulation.mutants import direct_mistakes, ending_mistakes, mistakes, sharing_mistakes
+from tests.simulation.mutants import (
+    direct_mistakes,
+    ending_mistakes,
+    mistakes,
+    region_mistakes,
+    sharing_mistakes,
+)
 from tests.simulation.shard import history as shard_history
 from tests.simulation.shard import test_oracle as shard_scenes
 from tests.simulation.shard.many import begin
@@ -137,6 +143,7 @@ CROWDED = Setup(
     strikes=("link_is_slow",),
 )
 CHAINED = Setup(chained=0.5, strikes=("link_is_slow",))
+IN_PLACE = Setup(hosts=1, inline=1.0, regions=0.7, numbers=256, blocks=(8, 16), strikes=("link_is_narrow",))
 ENDING = Setup(hosts=3, strikes=("agent_ends",))
 ENDING_SLOWLY = replace(ENDING, transfer_faults=TransferFaults(stalls=0.5, stall_s=1.0))
 
@@ -505,6 +512,22 @@ MUTANTS = (
         "own reads count as requests for good",
         direct_mistakes.own_reads_count_as_requests_for_good,
         (in_fabric(READ_DIRECTLY),),
+    ),
+    Mutant(
+        "a frame lands in rows to its end",
+        region_mistakes.a_frame_lands_in_rows_to_its_end,
+        (in_fabric(IN_PLACE),),
+    ),
+    Mutant(
+        "rows are read until they are sent",
+        region_mistakes.rows_are_read_until_they_are_sent,
+        (in_fabric(IN_PLACE),),
+    ),
+    Mutant("slots name rows for good", region_mistakes.slots_name_rows_for_good, (in_fabric(IN_PLACE),)),
+    Mutant(
+        "rows take blocks in any order",
+        region_mistakes.rows_take_blocks_in_any_order,
+        (in_fabric(IN_PLACE),),
     ),
     Mutant("blocks are placed by revision", mistakes.blocks_are_placed_by_revision, (in_fabric(GROWING),)),
 )

@@ -15,6 +15,7 @@ SOON = (
     "blocks are placed by revision",
     "slots come back under an own read",
     "the agent delivers what it has offered",
+    "a frame lands in rows to its end",
     "volumes are known by their names alone",
 )
 

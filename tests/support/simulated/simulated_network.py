@@ -125,6 +125,12 @@ class SimulatedNetwork:
         self.set_link(source, target, slow)
         self.set_link(target, source, slow)
 
+    def narrow(self, source: str, target: str, *, bytes_per_s: float) -> None:
+        """Let so few bytes pass in a second, both ways."""
+        narrow = replace(self._settings, bytes_per_s=bytes_per_s)
+        self.set_link(source, target, narrow)
+        self.set_link(target, source, narrow)
+
     # Faults.
 
     def cut(self, source: str, target: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from tests.simulation.fabric.history.strikes import BAD_DRIVES, DIRECT, ENCLOSURES, HARSH
+from tests.simulation.fabric.history.strikes import BAD_DRIVES, DIRECT, ENCLOSURES, HARSH, NARROW
 from tests.simulation.fabric.world.blocks import VOLUMES
 from tests.simulation.fabric.world.direct import DirectReads
 from tests.simulation.fabric.world.process import REQUESTS_MAX, Lateness
@@ -30,6 +30,9 @@ _DIRECT = 0.3
 
 _CACHED = 0.4
 """Of these that would have a cache: those that do. What is there need not be read from drives."""
+
+_NARROW = 0.5
+"""Of histories with inline workers: those in which links grow narrow."""
 
 _CHAINED = 0.5
 """Of a volume's blocks: those that are in chains."""
@@ -80,7 +83,8 @@ def drawn_setup(dice: random.Random) -> Setup:
     elif roll < _CLOSE + _TOO_LATE:
         setup = too_late(setup)
     aside = random.Random(repr(dice.getstate()))  # so that other histories stay as they are
-    return direct(setup, aside) if aside.random() < _DIRECT else setup
+    setup = direct(setup, aside) if aside.random() < _DIRECT else setup
+    return in_place(setup, aside) if setup.inline else setup
 
 
 def close(setup: Setup, dice: random.Random) -> Setup:
@@ -125,6 +129,12 @@ def direct(setup: Setup, dice: random.Random) -> Setup:
         has_cache=setup.has_cache and dice.random() < _CACHED,
         strikes=(*setup.strikes, *DIRECT),
     )
+
+
+def in_place(setup: Setup, dice: random.Random) -> Setup:
+    """Let workers have regions; links to some are at times so narrow that operations end in mid frame."""
+    strikes = (*setup.strikes, *NARROW) if dice.random() < _NARROW else setup.strikes
+    return replace(setup, regions=dice.choice([0.5, 0.5, 1.0]), strikes=strikes)
 
 
 def too_late(setup: Setup) -> Setup:

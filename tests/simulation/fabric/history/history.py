@@ -22,6 +22,7 @@ from tests.simulation.fabric.history.strikes import (
     DirectReadSwitches,
     Enclosures,
     HarshOutages,
+    NarrowLinks,
     OrderlyEnds,
 )
 from tests.simulation.fabric.oracle.own_reads import everything_is_returned
@@ -67,7 +68,7 @@ class Told:
     """Its end, word for word."""
 
 
-class History(OrderlyEnds, DirectReadSwitches, BadDrives, Enclosures, HarshOutages):
+class History(OrderlyEnds, NarrowLinks, DirectReadSwitches, BadDrives, Enclosures, HarshOutages):
     """Steps of one world."""
 
     def __init__(self, world: World, dice: random.Random) -> None:

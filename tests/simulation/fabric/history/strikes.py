@@ -49,6 +49,7 @@ ENCLOSURES = (
     "enclosure_is_lost",
 )
 DIRECT = ("direct_reads_are_switched",)
+NARROW = ("link_is_narrow",)
 HARSH = ("leases_are_lost", "leases_are_lost", "store_is_emptied")
 
 
@@ -87,6 +88,20 @@ class OrderlyEnds(Playing):
             world.calm.agent_ends(have_others=len(running) > 1)
             self.tell(name, "is to end")
             world.end_agent(name, partial(self.later, _STARTS_AGAIN_S, self.restart, name))
+
+
+class NarrowLinks(Playing):
+    """Links between workers and agents that take long for blocks: operations end in mid frame."""
+
+    def link_is_narrow(self) -> None:
+        """Let few bytes pass between a worker and the agent that it keeps to."""
+        world = self.world
+        name = self.dice.choice(sorted(world.workers))
+        bytes_per_s = self.dice.choice([1e5, 1e6])
+        linked_to = world.workers[name].worker.linked_to
+        if linked_to is not None:
+            self.tell(name, "has a narrow link")
+            world.outside.network.narrow(name, linked_to[0], bytes_per_s=bytes_per_s)
 
 
 class DirectReadSwitches(Playing):

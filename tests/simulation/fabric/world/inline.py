@@ -16,6 +16,7 @@ from ostraca_fabric.connection.framed import ExpectedParts
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ostraca._memory.inline_arena import RequestRows
     from ostraca_fabric.connection import ClientConnection
     from ostraca_fabric.tables.slots import SlotPool
     from ostraca_fabric.wire.frames import BulkEnd
@@ -51,6 +52,16 @@ class InlineEnd:
         """Let bulk frames of a connection land here."""
         connection._reader._sink = self._end.sink
         connection._expected = _Slots()
+
+    def bind(self, request: int, slots: NDArray[np.int64], rows: RequestRows) -> None:
+        self._end.bind(request, slots, rows)
+
+    def leave(self, connection: ClientConnection, request: int) -> None:
+        """End the use of a request's rows, if it has some, as the SDK's session and I/O loop do it."""
+        rows = self._end.unbind(request)
+        if rows is not None:
+            connection._reader.divert(rows.memory)
+            connection._outbox.blank(rows.memory)
 
     def open(self, slots: NDArray[np.int64], slot_bytes: int) -> None:
         self._end.open(slots, slot_bytes)

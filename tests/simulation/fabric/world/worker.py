@@ -20,6 +20,7 @@ from tests.simulation.fabric.world.blocks import Blocks, Version
 from tests.simulation.fabric.world.direct import HostPaths, OwnBlock, OwnGet, SimulatedReader
 from tests.simulation.fabric.world.inline import InlineEnd
 from tests.simulation.fabric.world.links import FOREVER_S, Link, Links
+from tests.simulation.fabric.world.regions import LentRows, WatchedRegion
 from tests.simulation.shard.model import ViolationError
 from tests.support.simulated.simulated_transport import SimulatedArenaEnd, SimulatedPlane
 
@@ -105,6 +106,9 @@ class Ended:
     was_slow: bool = False
     """Whether some of these reads were."""
 
+    is_in_place: bool = False
+    """Whether the blocks went from or to rows of the worker's region."""
+
     def take(self, rows: list[int], rest: Ended) -> None:
         """Take the end of blocks that were asked for again."""
         for row, state, reason in zip(rows, rest.states, rest.reasons, strict=True):
@@ -133,6 +137,7 @@ class Worker:
         is_told: bool = True,
         host_paths: HostPaths | None = None,
         is_lied_to: bool = False,
+        regions: float = 0.0,
     ) -> None:
         self.name = name
         self.tenant = tenant
@@ -162,6 +167,11 @@ class Worker:
         if host_paths is not None and paths:
             memory = self.arena.array
             self.direct = SimulatedReader(paths, host_paths, memory, self._holder_of, self._check_holder)
+        self.region: WatchedRegion | None = None
+        """Where some blocks that cross inline go from and to."""
+
+        if regions and is_inline and self.direct is None:
+            self.region = WatchedRegion(random.Random(client), regions)
         self._mail: dict[int, asyncio.Queue[Event]] = {}
         self._requests = 0
         self._asking: set[asyncio.Task[None]] = set()
@@ -232,24 +242,29 @@ class Worker:
         )
         handed, asked_s = dict[int, bytes](), self._now_s
         own = None if self.direct is None else OwnGet(self.direct, request, slots, lengths, self._deliver)
+        lent = self._bound(request, slots, lengths, is_written=True)
+        memory, offsets = (self.arena.array, slots) if lent is None else (lent.memory, lent.offsets)
         if self._inline is not None:
             self._inline.open(slots, SLOT_BYTES)
 
         def verify(wanted: Verify) -> Verified:
             found = codec.positions(wanted.positions, len(numbers))
             tags = codec.rows16(wanted.tags, len(found))
-            good = are_good(self.arena.array, slots[found], lengths[found], seeds[found], tags)
+            good = are_good(memory, offsets[found], lengths[found], seeds[found], tags)
             verdicts = np.where(good, BlockVerdict.GOOD, BlockVerdict.DAMAGED).astype(np.uint8)
             for row in found[good].tolist():
-                at = int(slots[row])
-                handed[numbers[row]] = bytes(self._memory[at : at + int(lengths[row])])
+                at = int(offsets[row])
+                handed[numbers[row]] = memory[at : at + int(lengths[row])].tobytes()
             if own is not None:
                 self._judge(own, numbers, found, good, asked_s, until_s)
             return Verified(wanted.positions, verdicts.tobytes())
 
         operation = GetOperation(message, until_s=until_s)
         finish = await self._operate(link, operation, until_s, slots, verify, own)
-        end = self._ended(link, finish.outcomes, handed)
+        if lent is not None:
+            handed = {number: lent.block(numbers.index(number)) for number in handed}
+            lent.give_back()
+        end = self._ended(link, finish.outcomes, handed, is_in_place=lent is not None)
         if own is not None:
             end.own, end.unread = ({numbers[row] for row in rows} for rows in (own.blocks, own.unread))
             end.was_slow = own.is_slow or bool(own.unread)
@@ -279,12 +294,13 @@ class Worker:
         slots = None if link is None else self._taken(len(numbers))
         if link is None or slots is None:
             return self._declined(numbers)
-        for version, at in zip(versions, slots.tolist(), strict=True):
-            data = version.data
-            self.arena.array[at : at + len(data)] = data
         volume, spans = self._blocks.volume_of_all(numbers), self._blocks.spans(numbers)
         lengths, seeds = self._lengths_and_seeds(volume, numbers, spans)
         request = self._next_request()
+        lent = self._bound(request, slots, lengths, is_written=False)
+        memory, offsets = (self.arena.array, slots) if lent is None else (lent.memory, lent.offsets)
+        for version, at in zip(versions, offsets.tolist(), strict=True):
+            memory[at : at + len(version.data)] = version.data
         message = Put(
             request,
             link.handles[volume],
@@ -292,12 +308,14 @@ class Worker:
             int(ack),
             spans,
             lengths.astype(codec.U32).tobytes(),
-            tags_of(self.arena.array, slots, lengths, seeds).tobytes(),
+            tags_of(memory, offsets, lengths, seeds).tobytes(),
             slots.astype(codec.U64).tobytes(),
             SLOT_BYTES,
         )
         end = await self._operate(link, BlockOperation(message, until_s=until_s), until_s, slots, None)
-        return self._ended(link, end.outcomes, {})
+        if lent is not None:
+            lent.give_back([version.data for version in versions])
+        return self._ended(link, end.outcomes, {}, is_in_place=lent is not None)
 
     async def lookup(self, numbers: list[int], deadline_s: float, pin_s: float = 0.0) -> Ended:
         until_s = self._now_s + deadline_s
@@ -319,8 +337,8 @@ class Worker:
     def _declined(self, numbers: list[int]) -> Ended:
         return Ended([-1] * len(numbers), [-1] * len(numbers), {}, "")
 
-    def _ended(self, link: Link, end: Outcomes, handed: Handed) -> Ended:
-        return Ended(end.states.tolist(), end.reasons.tolist(), handed, link.agent)
+    def _ended(self, link: Link, end: Outcomes, handed: Handed, *, is_in_place: bool = False) -> Ended:
+        return Ended(end.states.tolist(), end.reasons.tolist(), handed, link.agent, is_in_place=is_in_place)
 
     async def _operate(
         self,
@@ -359,11 +377,17 @@ class Worker:
         finally:
             del self._mail[request]
             if slots is not None:
-                self._shut(slots)
-            if slots is not None and is_sent:
-                self._leave(request)
-            elif slots is not None:
-                self.ledger.give(slots)
+                self._let_go(link, request, slots, is_sent=is_sent)
+
+    def _let_go(self, link: Link, request: int, slots: NDArray[np.int64], *, is_sent: bool) -> None:
+        """End the use of an operation's slots, and of rows that they are names of."""
+        self._shut(slots)
+        if self._inline is not None:
+            self._inline.leave(link.connection, request)
+        if is_sent:
+            self._leave(request)
+        else:
+            self.ledger.give(slots)
 
     def _keep(self, request: int, slots: NDArray[np.int64] | None, again: bytes) -> None:
         """Keep the slots of blocks to ask for again."""
@@ -452,8 +476,8 @@ class Worker:
                 self._deliver(aside.request, aside)
             case Fetch() if self._inline is not None and made:
                 self._inline.answer(made[0], aside)
-            case Settled(request=request):
-                self.ledger.settle(request)
+            case Settled(request=request):  # not before the answer, which may have come in the same piece
+                asyncio.get_running_loop().call_soon(self.ledger.settle, request)
             case Leaving() if self.is_told:
                 self._links.leaving(made)
             case _:
@@ -525,6 +549,15 @@ class Worker:
         if slots is not None:
             self._hold(slots, self._requests + 1)
         return slots
+
+    def _bound(
+        self, request: int, slots: NDArray[np.int64], lengths: NDArray[np.uint32], *, is_written: bool
+    ) -> LentRows | None:
+        """Make a request's slots names of rows, where it is to use some; return those."""
+        lent = None if self.region is None else self.region.take(lengths, is_written=is_written)
+        if lent is not None and lent.rows is not None and self._inline is not None:
+            self._inline.bind(request, slots, lent.rows)
+        return lent
 
     def _hold(self, slots: NDArray[np.int64], request: int) -> None:
         """Let only what this request asks for land in these slots."""

@@ -97,6 +97,9 @@ class Setup:
     inline: float = 0.0
     """The share of workers whose blocks cross in frames of their connections."""
 
+    regions: float = 0.0
+    """The share of their operations whose blocks lie in rows of the worker's own memory."""
+
     wires: tuple[int, ...] = (WIRE_VERSION,)
     """The newest version of the wire that workers speak: agents speak one that is older, or the same."""
 
@@ -271,6 +274,7 @@ class World:
                 is_told=self.dice.random() < self.setup.told,
                 host_paths=self.host_paths,
                 is_lied_to=self.setup.lies > 0,
+                regions=self.setup.regions,
             )
         )
         worker.on_bad_read = lambda *read: self.judge(check_bad_read, self, *read)
@@ -320,6 +324,8 @@ class World:
             said = tally_text(bytes(end.states), bytes(end.reasons), state)
             for each in end.states:
                 self.story.happened[f"{what} {state(each).name}"] += 1
+                if end.is_in_place:
+                    self.story.happened[f"{what} in place {state(each).name}"] += 1
         self.story.tell(name, f"{what} {numbers} by {end.agent or 'nobody'}: {said}")
 
     def _begin(self, name: str, moving: Coroutine[None, None, None]) -> None:
@@ -379,6 +385,8 @@ class World:
         """Look at everything at once."""
         for process in self.workers.values():
             check_ledger(process.worker.ledger)
+            if process.worker.region is not None:
+                process.worker.region.check()
         for agent in self.agents.values():
             if agent.is_alive:
                 for owned in agent.shards.values():
