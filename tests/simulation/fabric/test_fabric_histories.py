@@ -7,6 +7,7 @@ import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -17,9 +18,11 @@ from tests.simulation.fabric.history.story import Story
 from tests.simulation.fabric.history.strikes import BAD_DRIVES, DIRECT, ENCLOSURES, HARSH, NARROW
 from tests.simulation.fabric.oracle.own_reads import check_bad_read
 from tests.simulation.fabric.oracle.resting import _AGAIN_S, _GET_TRIES, everything_is_found, excuse, rest
+from tests.simulation.fabric.world.agent_memory import MemoryReads
 from tests.simulation.fabric.world.direct import DirectReads, OwnBlock
 from tests.simulation.fabric.world.watched import Watched
 from tests.simulation.fabric.world.world import STRIKES, Setup, World
+from tests.simulation.mutants.mutants import READ_FROM_MEMORY
 from tests.simulation.shard.model import ViolationError
 from tests.support.simulated.simulated_transport import TransferFaults
 from tests.support.simulated.virtual_hosts import HostsLoop
@@ -78,6 +81,81 @@ def test_operations_in_place_end_in_every_way() -> None:
         assert happened[f"{what} in place {most}"] > 20
         assert happened[f"{what} {most}"] > happened[f"{what} in place {most}"], "some cross the arena"
         assert happened[f"{what} in place LATE"] > 0
+
+
+def test_some_histories_have_workers_that_read_memory() -> None:
+    drawn = [drawn_setup(random.Random(seed)) for seed in range(100)]
+    read = [setup for setup in drawn if setup.memory is not None]
+    assert 10 < len(read) < 50
+    assert 5 < len([setup for setup in read if setup.has_small_cache]) < len(read)
+    assert [setup for setup in read if setup.direct is not None]
+
+
+def test_reads_from_memory_end_in_every_way() -> None:
+    happened = Counter[str]()
+    for seed in range(3):
+        happened += play(seed, setup=READ_FROM_MEMORY).happened
+    assert happened["memory HITs"] > 20
+    assert happened["memory HITs of blocks that gave way"]
+    assert happened["memory reads of replaced blocks"]
+    assert happened["memory reads not in time"]
+    without = replace(READ_FROM_MEMORY, memory=MemoryReads(workers=0.0))
+    assert not play(0, setup=without).happened["memory HITs"]
+
+
+def copy_while(strike: Callable[[World], object], *, is_offered: bool) -> tuple[Counter[str], str]:
+    """Let something happen before a block is offered, or before it is copied from memory.
+
+    Return what happened, and the last words of the story.
+    """
+
+    async def scenario() -> tuple[Counter[str], str]:
+        setup = Setup(hosts=1, drives=1, memory=MemoryReads(pauses=1.0))
+        world = World(setup, random.Random(1), Story(loop))
+        try:
+            with Watched(world):
+                await rest(world)
+                world.begin_put("w0", [1], 2.0, Ack.COMMITTED)
+                await world.settle()
+                world.begin_get("w0", [1], 5.0)
+                if is_offered:
+                    await copy_begins(world)
+                world.workers["w0"].worker.arena.array[:] ^= 255  # where the put has left the block
+                strike(world)
+                await world.settle()
+                return world.story.happened, world.story.lines[-1]
+        finally:
+            world.end()
+
+    with contextlib.closing(HostsLoop()) as loop:
+        return loop.run_until_complete(scenario())
+
+
+async def copy_begins(world: World) -> None:
+    for _ in range(1000):
+        if world.workers["w0"].worker.under_copy.total():
+            return
+        await asyncio.sleep(0.001)
+    pytest.fail("no copy has begun")
+
+
+def scribble(world: World) -> None:
+    world.agents["h0"].agent._staging.memory.array[:] ^= 255
+
+
+@pytest.mark.parametrize(
+    ("is_offered", "said"), [(False, "leaves a block to a worker"), (True, "their bytes are others")]
+)
+def test_blocks_that_an_agent_still_lists_are_in_its_memory(*, is_offered: bool, said: str) -> None:
+    with pytest.raises(ViolationError, match=said):
+        copy_while(scribble, is_offered=is_offered)
+
+
+def test_memory_of_an_agent_that_has_died_is_not_copied() -> None:
+    happened, last = copy_while(lambda world: world.crash_agent("h0"), is_offered=True)
+    assert happened["copies from the memory of dead agents"] == 1
+    assert not happened["memory HITs"]
+    assert last.endswith("get [1] by h0: 1 DECLINED (1 DISCONNECTED)")
 
 
 def read_directly(reads: DirectReads) -> Counter[str]:

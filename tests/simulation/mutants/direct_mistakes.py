@@ -1,14 +1,16 @@
-"""Mistakes made on purpose, for ``make mutants``: around blocks that workers read from drives themselves."""
+"""Mistakes made on purpose, for ``make mutants``: around blocks that workers read themselves."""
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
+from tests.simulation.fabric.world import agent_memory
 from tests.simulation.mutants.mistakes import _change
 
 from ostraca._direct.direct_reader import DirectReader
@@ -16,6 +18,7 @@ from ostraca._protocol.operations import Effect, Finish, GetOperation
 from ostraca._protocol.own_reads import OwnRead, OwnReads
 from ostraca_dpu_agent.datapath.flash_io import ReadPlan
 from ostraca_dpu_agent.datapath.get import GetRun
+from ostraca_dpu_agent.datapath.location.extents import ExtentOffer
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Pins
 from ostraca_dpu_agent.datapath.staging.staging import Tenants
 from ostraca_dpu_agent.server.dispatcher import WorkerSession
@@ -165,3 +168,46 @@ def own_reads_count_as_requests_for_good() -> None:
             remove(self, counts, tenant)
 
     _change(Tenants, "remove", careless)
+
+
+# ------------------------------------------------------------------------------------- from an agent's memory
+
+
+def no_copied_block_is_verified() -> None:
+    def trusting(_memory: Any, slots: Any, *_: Any) -> Any:
+        return np.ones(len(slots), np.bool_)
+
+    _change(agent_memory, "are_good", trusting)
+
+
+def who_asks_again_is_offered_memory() -> None:
+    may_leave_reads = GetRun._may_leave_reads
+
+    def stubborn(self: GetRun) -> bool:
+        request = self._request
+        self._request = msgspec.structs.replace(request, is_again=False)
+        may_leave = may_leave_reads(self)
+        self._request = request
+        return may_leave
+
+    _change(GetRun, "_may_leave_reads", stubborn)
+
+
+def blocks_in_memory_are_mixed_up() -> None:
+    offer_of_memory = GetRun._offer_of_memory
+
+    def mistaken(self: GetRun, wave: Any) -> ExtentOffer:
+        offer = offer_of_memory(self, wave)
+        return replace(offer, offsets=offer.offsets[::-1])
+
+    _change(GetRun, "_offer_of_memory", mistaken)
+
+
+def the_agent_delivers_what_it_leaves_in_memory() -> None:
+    offer_of_memory = GetRun._offer_of_memory
+
+    def greedy(self: GetRun, wave: Any) -> ExtentOffer:
+        self._context.tasks.spawn(self._memory_part(wave))
+        return offer_of_memory(self, wave)
+
+    _change(GetRun, "_offer_of_memory", greedy)

@@ -21,6 +21,7 @@ from tests.simulation.explore.explore import explore
 from tests.simulation.explore.explore_scope import Scope
 from tests.simulation.fabric.history import history as fabric_history
 from tests.simulation.fabric.history.drawn import STRIKES_IN_CALM
+from tests.simulation.fabric.world.agent_memory import MemoryReads
 from tests.simulation.fabric.world.blocks import VOLUMES
 from tests.simulation.fabric.world.direct import DirectReads
 from tests.simulation.fabric.world.process import Lateness
@@ -129,6 +130,15 @@ READ_AND_CACHED = Setup(
     transfer_faults=TransferFaults(stalls=0.5, stall_s=1.0),
     direct=DirectReads(),
     strikes=("link_is_slow",),
+)
+READ_FROM_MEMORY = Setup(
+    hosts=1,
+    numbers=36,
+    segments=6,
+    blocks=(2, 4, 8, 16),
+    has_small_cache=True,
+    memory=MemoryReads(pauses=0.5, tears=0.5),
+    strikes=("store_goes_down",),
 )
 GROWING = Setup(enclosures=2, strikes=("agent_dies", "link_is_slow"))
 SHARED = Setup(volumes=VOLUMES, strikes=("link_is_slow",))
@@ -475,7 +485,7 @@ MUTANTS = (
     Mutant(
         "what failed is left to nobody",
         direct_mistakes.what_failed_is_left_to_nobody,
-        (in_fabric(READ_DIRECTLY),),
+        (in_fabric(READ_DIRECTLY), in_fabric(READ_FROM_MEMORY)),
     ),
     Mutant(
         "the agent delivers what it has offered",
@@ -528,6 +538,26 @@ MUTANTS = (
         "rows take blocks in any order",
         region_mistakes.rows_take_blocks_in_any_order,
         (in_fabric(IN_PLACE),),
+    ),
+    Mutant(
+        "blocks read from memory are not verified",
+        direct_mistakes.no_copied_block_is_verified,
+        (in_fabric(READ_FROM_MEMORY),),
+    ),
+    Mutant(
+        "who asks again is left to read memory",
+        direct_mistakes.who_asks_again_is_offered_memory,
+        (in_fabric(READ_FROM_MEMORY),),
+    ),
+    Mutant(
+        "blocks to read from memory are mixed up",
+        direct_mistakes.blocks_in_memory_are_mixed_up,
+        (in_fabric(READ_FROM_MEMORY),),
+    ),
+    Mutant(
+        "the agent delivers what is read from its memory",
+        direct_mistakes.the_agent_delivers_what_it_leaves_in_memory,
+        (in_fabric(READ_FROM_MEMORY),),
     ),
     Mutant("blocks are placed by revision", mistakes.blocks_are_placed_by_revision, (in_fabric(GROWING),)),
 )

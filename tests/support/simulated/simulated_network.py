@@ -95,7 +95,7 @@ class SimulatedNetwork:
         give_up_s: float = 30.0,
         uid: int = 0,
     ) -> None:
-        """Begin with no host; *links* is how all links begin, *uid* who everyone on unix sockets is."""
+        """Begin with no host; *links* is how all links begin, *uid* who everyone on one machine is."""
         self._dice = random.Random(seed)
         self._settings = links or LinkSettings()
         self._give_up_s = give_up_s
@@ -104,6 +104,7 @@ class SimulatedNetwork:
         self._links: dict[tuple[str, str], Link] = {}
         self._healed: dict[tuple[str, str], asyncio.Event] = {}
         self._ends: dict[SimulatedTransport, None] = {}
+        self._beside: set[tuple[str, str]] = set()
 
     def host(self, name: str) -> HostNetwork:
         """Return a host, made when it is first named."""
@@ -113,6 +114,10 @@ class SimulatedNetwork:
     def connections(self) -> int:
         """How many ends of connections are open."""
         return sum(not end.is_gone for end in self._ends)
+
+    def put_beside(self, caller: str, called: str) -> None:
+        """Let a host see whose another one's connections are, as on a unix socket of one machine."""
+        self._beside.add((caller, called))
 
     def set_link(self, source: str, target: str, settings: LinkSettings) -> None:
         """Say how bytes travel from *source* to *target* from now on: a slow link, for one."""
@@ -210,7 +215,8 @@ class SimulatedNetwork:
         if place is None:
             await self._cross(called, caller)
             raise ConnectionRefusedError(f"nobody listens at {address}")
-        extra = {"peer_uid": self._uid if isinstance(address, UnixAddress) else None}
+        is_here = isinstance(address, UnixAddress) or (caller.name, name) in self._beside
+        extra = {"peer_uid": self._uid if is_here else None}
         ours, theirs = joined(self._end(caller, called, extra), self._end(called, caller, extra))
         theirs.begin(place.accept())
         try:

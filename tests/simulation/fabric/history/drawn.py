@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 from tests.simulation.fabric.history.strikes import BAD_DRIVES, DIRECT, ENCLOSURES, HARSH, NARROW
+from tests.simulation.fabric.world.agent_memory import MemoryReads
 from tests.simulation.fabric.world.blocks import VOLUMES
 from tests.simulation.fabric.world.direct import DirectReads
 from tests.simulation.fabric.world.process import REQUESTS_MAX, Lateness
@@ -33,6 +34,9 @@ _CACHED = 0.4
 
 _NARROW = 0.5
 """Of histories with inline workers: those in which links grow narrow."""
+
+_FROM_MEMORY, _SMALL = 0.3, 0.7
+"""Of histories: those in which workers read agents' memory. Of these: those with small caches."""
 
 _CHAINED = 0.5
 """Of a volume's blocks: those that are in chains."""
@@ -84,7 +88,8 @@ def drawn_setup(dice: random.Random) -> Setup:
         setup = too_late(setup)
     aside = random.Random(repr(dice.getstate()))  # so that other histories stay as they are
     setup = direct(setup, aside) if aside.random() < _DIRECT else setup
-    return in_place(setup, aside) if setup.inline else setup
+    setup = in_place(setup, aside) if setup.inline else setup
+    return from_memory(setup, aside) if aside.random() < _FROM_MEMORY else setup
 
 
 def close(setup: Setup, dice: random.Random) -> Setup:
@@ -135,6 +140,18 @@ def in_place(setup: Setup, dice: random.Random) -> Setup:
     """Let workers have regions; links to some are at times so narrow that operations end in mid frame."""
     strikes = (*setup.strikes, *NARROW) if dice.random() < _NARROW else setup.strikes
     return replace(setup, regions=dice.choice([0.5, 0.5, 1.0]), strikes=strikes)
+
+
+def from_memory(setup: Setup, dice: random.Random) -> Setup:
+    """Let workers copy blocks out of the memory of the agent beside them, more or less fast."""
+    reads = MemoryReads(
+        workers=dice.choice([1.0, 1.0, 0.6]),
+        pauses=dice.choice([0.0, 0.2, 0.5]),
+        pause_s=dice.choice([0.05, 0.5, 2.0]),
+        tears=dice.choice([0.0, 0.5]),
+    )
+    has_small_cache = dice.random() < _SMALL
+    return replace(setup, memory=reads, has_cache=True, has_small_cache=has_small_cache)
 
 
 def too_late(setup: Setup) -> Setup:

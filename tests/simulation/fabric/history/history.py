@@ -320,6 +320,8 @@ class History(OrderlyEnds, NarrowLinks, DirectReadSwitches, BadDrives, Enclosure
         world.drives.all_as_usual()
         if world.host_paths is not None:
             world.host_paths.as_usual()
+        if world.memories is not None:
+            world.memories.as_usual()
         world.calm.begin()
 
     def heal(self) -> None:
@@ -343,6 +345,8 @@ class History(OrderlyEnds, NarrowLinks, DirectReadSwitches, BadDrives, Enclosure
         if world.host_paths is not None:
             world.host_paths.well()
             world.let_read_directly(is_on=True)
+        if world.memories is not None:
+            world.memories.well()
 
     async def end(self) -> None:
         await self.settle_and_look()

@@ -1,6 +1,7 @@
-"""Blocks that workers read from drives themselves: a pin holds what an agent located until the reads end.
+"""Blocks that workers read themselves: a pin holds what an agent located on a drive until the reads end.
 
-So in calm a block read in time is what was put there. And nothing holds memory once all reads have ended.
+So in calm a block read from there in time is what was put there. A block in an agent's memory is there when
+the agent says so, and may give way at any time. And nothing holds memory once all reads have ended.
 """
 
 from __future__ import annotations
@@ -12,10 +13,14 @@ from tests.simulation.shard.model import ViolationError
 from tests.support.simulated.drives.drive_faults import Befell
 
 from ostraca_dpu_agent.datapath.staging.leases import Purpose
+from ostraca_fabric.tables.digests import are_good
 
 if TYPE_CHECKING:
     from tests.simulation.fabric.world.direct import OwnBlock
     from tests.simulation.fabric.world.world import World
+
+    from ostraca_dpu_agent.datapath.get import GetRun
+    from ostraca_dpu_agent.datapath.location.extents import ExtentOffer
 
 _EARLY_S = 0.1
 """A pin may end sooner, as agents' clocks differ and gets end before their deadlines."""
@@ -35,6 +40,14 @@ def check_bad_read(world: World, number: int, block: OwnBlock, asked_s: float, u
             f"{block.path.drive} at {block.offset}"
         )
     world.story.happened[f"direct reads of wrong bytes: {why}"] += 1
+
+
+def check_memory_offer(world: World, run: GetRun, offer: ExtentOffer) -> None:
+    """Hear of blocks that an agent is to leave in its memory for a worker to copy: they are there now."""
+    memory, its = run._context.staging.memory.array, offer.positions
+    are_there = are_good(memory, offer.offsets, run._blocks.lengths[its], run._blocks.seeds[its], offer.tags)
+    if not are_there.all() and not world.setup.lies:
+        raise ViolationError("an agent leaves a block to a worker where its memory holds something else")
 
 
 def _excuse(world: World, block: OwnBlock, asked_s: float, until_s: float) -> str:
@@ -70,6 +83,8 @@ def _held_by_workers(world: World) -> str:
         worker = process.worker
         if worker.direct is not None and worker.direct.is_reading:
             return f"{name} reads a drive"
+        if worker.under_copy.total():
+            return f"{name} copies blocks from memory"
         if any(entry.is_held for entry in worker.ledger._entries.values()):
             return f"{name} holds slots of a request"
         if worker.ledger.is_due():

@@ -25,6 +25,7 @@ from ostraca_fabric.errors import ConnectError, OstracaError
 from ostraca_fabric.wire.messages import ArenaOffer, Hello, OpenVolume, PastSettled, SettlePast, VolumeOpened
 
 if TYPE_CHECKING:
+    from tests.simulation.fabric.world.agent_memory import MemoryReader
     from tests.simulation.fabric.world.blocks import Volume
 
     from ostraca_fabric.connection.client import Aside
@@ -52,8 +53,11 @@ class Link:
     under_way: int = 0
     """Requests that wait for their answers."""
 
-    drives_version: int = -1
-    """Of the drives that the agent knows its worker to read."""
+    announced: tuple[int, bool] = (-1, False)
+    """Version of the drives that the agent knows its worker to read, and whether its memory is read."""
+
+    memory: MemoryReader | None = None
+    """Reader of the agent's memory, where its worker may read it."""
 
     @property
     def agent(self) -> str:

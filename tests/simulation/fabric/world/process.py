@@ -49,11 +49,13 @@ _RETRY_S = 1.0
 FABRIC_TOKEN = "fabric"
 LIES = (Harm.TRUNCATED, Harm.CORRUPTED, Harm.MIXED_UP, Harm.ELSEWHERE, Harm.LOST, Harm.DUPLICATED)
 
+CACHE_BYTES, SMALL_CACHE_BYTES = 2 * MIB, MIB // 2
+
 SETTINGS = AgentSettings(
     memory=MemorySettings(
         staging_bytes=4 * MIB,
         reserve_bytes=2 * MIB,
-        cache_bytes=2 * MIB,
+        cache_bytes=CACHE_BYTES,
         chunk_bytes=2 * MIB,
         worker_share=0.5,
         drive_share=0.5,
@@ -255,8 +257,8 @@ class Lateness:
     adopt_every_s: float = 10.0
 
 
-def settings_with(lateness: Lateness, *, cache: bool, requests_max: int) -> AgentSettings:
-    memory = SETTINGS.memory if cache else replace(SETTINGS.memory, cache_bytes=0)
+def settings_with(lateness: Lateness, *, cache_bytes: int, requests_max: int) -> AgentSettings:
+    memory = replace(SETTINGS.memory, cache_bytes=cache_bytes)
     owner = replace(
         SETTINGS.owner,
         hold_s=lateness.hold_s,

@@ -10,9 +10,11 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 from numpy.typing import NDArray
+from tests.simulation.fabric.oracle.own_reads import check_memory_offer
 from tests.simulation.fabric.oracle.said import rows_of
 
 from ostraca._direct import direct_reader
+from ostraca_dpu_agent.datapath.get import GetRun
 from ostraca_dpu_agent.datapath.staging.staged import StagedBlocks
 from ostraca_dpu_agent.shards.core import ShardCore
 from ostraca_dpu_agent.shards.core.catalog import BlockCatalog
@@ -78,6 +80,9 @@ class Watched:
             lambda _, __, group, rows: oracle.staged(group.keys[rows], group.tags[rows]),
         )
         self._change(OwnerService, "_commit", self._committing(OwnerService._commit))
+        self._hear(
+            GetRun, "_offer_of_memory", lambda offer, run, _: check_memory_offer(self._world, run, offer)
+        )
         clock = SimpleNamespace(monotonic=self._world.loop.time)
         self._change(direct_reader, "time", clock)  # its readers are in simulated processes
         self._hear_what_owners_have()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 from tests.simulation.fabric.world import blocks
+from tests.simulation.fabric.world.agent_memory import AgentMemories, MemoryGet, MemoryReader
 from tests.simulation.fabric.world.blocks import Blocks, Version
 from tests.simulation.fabric.world.direct import HostPaths, OwnBlock, OwnGet, SimulatedReader
 from tests.simulation.fabric.world.inline import InlineEnd
@@ -42,12 +43,13 @@ from ostraca._protocol.operations import (
 from ostraca_fabric.connection import ClientConnection, Network
 from ostraca_fabric.errors import ConnectError, MalformedError, RefusedError
 from ostraca_fabric.model.outcome import Ack, BlockState, Reason
-from ostraca_fabric.tables.digests import are_good, tag_seeds, tags_of
+from ostraca_fabric.tables.digests import are_good, derive_keys, tag_seeds, tags_of
 from ostraca_fabric.tables.slots import SlotPool
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
-from ostraca_fabric.wire.handshake import DIRECT, LEAVING
+from ostraca_fabric.wire.handshake import DIRECT, LEAVING, MEMORY
 from ostraca_fabric.wire.messages import (
+    MEMORY_NUMBER,
     WIRE_VERSION,
     WIRE_VERSION_OLDEST,
     AnnouncedDrive,
@@ -136,6 +138,7 @@ class Worker:
         wire_newest: int = WIRE_VERSION,
         is_told: bool = True,
         host_paths: HostPaths | None = None,
+        memories: AgentMemories | None = None,
         is_lied_to: bool = False,
         regions: float = 0.0,
     ) -> None:
@@ -167,10 +170,14 @@ class Worker:
         if host_paths is not None and paths:
             memory = self.arena.array
             self.direct = SimulatedReader(paths, host_paths, memory, self._holder_of, self._check_holder)
+        self._memories = memories if memories is not None and memories.are_read() else None
+        self.under_copy = Counter[int]()
+        """Slots that copies from an agent's memory are under way to."""
+
         self.region: WatchedRegion | None = None
         """Where some blocks that cross inline go from and to."""
 
-        if regions and is_inline and self.direct is None:
+        if regions and is_inline and self.direct is None and self._memories is None:
             self.region = WatchedRegion(random.Random(client), regions)
         self._mail: dict[int, asyncio.Queue[Event]] = {}
         self._requests = 0
@@ -184,7 +191,11 @@ class Worker:
                 token=token_of(tenant),
                 name=name,
                 client=client,
-                features=(*((LEAVING,) if self.is_told else ()), *((DIRECT,) if self.direct else ())),
+                features=(
+                    *((LEAVING,) if self.is_told else ()),
+                    *((DIRECT,) if self.direct else ()),
+                    *((MEMORY,) if self._memories else ()),
+                ),
             ),
             addresses,
             [volume for volume in its.volumes if volume.tenant == tenant],
@@ -240,34 +251,28 @@ class Worker:
             SLOT_BYTES,
             is_again=is_again,
         )
-        handed, asked_s = dict[int, bytes](), self._now_s
-        own = None if self.direct is None else OwnGet(self.direct, request, slots, lengths, self._deliver)
+        wanted = WantedBlocks(
+            self, numbers, self.arena.array, slots, lengths, seeds, asked_s=self._now_s, until_s=until_s
+        )
+        if self.direct is not None:
+            wanted.own = OwnGet(self.direct, request, slots, lengths, self._deliver)
+        if link.memory is not None:
+            keys = derive_keys(volume.secret, spans)
+            wanted.copies = MemoryGet(
+                link.memory, self.arena.array, self.under_copy, slots, keys, lengths, seeds
+            )
         lent = self._bound(request, slots, lengths, is_written=True)
-        memory, offsets = (self.arena.array, slots) if lent is None else (lent.memory, lent.offsets)
+        if lent is not None:
+            wanted.memory, wanted.offsets = lent.memory, lent.offsets
         if self._inline is not None:
             self._inline.open(slots, SLOT_BYTES)
-
-        def verify(wanted: Verify) -> Verified:
-            found = codec.positions(wanted.positions, len(numbers))
-            tags = codec.rows16(wanted.tags, len(found))
-            good = are_good(memory, offsets[found], lengths[found], seeds[found], tags)
-            verdicts = np.where(good, BlockVerdict.GOOD, BlockVerdict.DAMAGED).astype(np.uint8)
-            for row in found[good].tolist():
-                at = int(offsets[row])
-                handed[numbers[row]] = memory[at : at + int(lengths[row])].tobytes()
-            if own is not None:
-                self._judge(own, numbers, found, good, asked_s, until_s)
-            return Verified(wanted.positions, verdicts.tobytes())
-
         operation = GetOperation(message, until_s=until_s)
-        finish = await self._operate(link, operation, until_s, slots, verify, own)
+        finish = await self._operate(link, operation, until_s, slots, wanted)
         if lent is not None:
-            handed = {number: lent.block(numbers.index(number)) for number in handed}
+            wanted.handed = {number: lent.block(numbers.index(number)) for number in wanted.handed}
             lent.give_back()
-        end = self._ended(link, finish.outcomes, handed, is_in_place=lent is not None)
-        if own is not None:
-            end.own, end.unread = ({numbers[row] for row in rows} for rows in (own.blocks, own.unread))
-            end.was_slow = own.is_slow or bool(own.unread)
+        end = self._ended(link, finish.outcomes, wanted.handed, is_in_place=lent is not None)
+        wanted.note_reads(end)
         rows = codec.positions(finish.again, len(numbers))
         if len(rows):
             if is_again:
@@ -312,7 +317,7 @@ class Worker:
             slots.astype(codec.U64).tobytes(),
             SLOT_BYTES,
         )
-        end = await self._operate(link, BlockOperation(message, until_s=until_s), until_s, slots, None)
+        end = await self._operate(link, BlockOperation(message, until_s=until_s), until_s, slots)
         if lent is not None:
             lent.give_back([version.data for version in versions])
         return self._ended(link, end.outcomes, {}, is_in_place=lent is not None)
@@ -325,7 +330,7 @@ class Worker:
         request = self._next_request()
         volume, spans = self._blocks.volume_of_all(numbers), self._blocks.spans(numbers)
         message = Lookup(request, link.handles[volume], until_s - self._now_s, spans, pin_s)
-        end = await self._operate(link, BlockOperation(message, until_s=until_s), until_s, None, None)
+        end = await self._operate(link, BlockOperation(message, until_s=until_s), until_s, None)
         return self._ended(link, end.outcomes, {})
 
     def _lengths_and_seeds(
@@ -346,8 +351,7 @@ class Worker:
         operation: BlockOperation,
         until_s: float,
         slots: NDArray[np.int64] | None,
-        verify: Callable[[Verify], Verified] | None,
-        own: OwnGet | None = None,
+        wanted: WantedBlocks | None = None,
     ) -> Finish:
         request = operation.request
         mail = self._mail[request] = asyncio.Queue()
@@ -363,12 +367,10 @@ class Worker:
                         self._links.count(is_heard=is_heard)
                         self._keep(request, slots, effect.again)
                         return effect
-                    if isinstance(effect, Verify):
-                        assert verify is not None, "only gets have anything verified"
-                        todo.extendleft(reversed(operation.on(verify(effect), self._now_s)))
-                    elif isinstance(effect, ReadExtents):
-                        assert own is not None, "no drives were announced"
-                        own.read(effect.extents)
+                    if isinstance(effect, Verify | ReadExtents):
+                        assert wanted is not None, "only gets have anything read and verified"
+                        if (verified := await wanted.verified(effect)) is not None:
+                            todo.extendleft(reversed(self._effects(operation, verified)))
                     else:
                         self._do(link, request, effect)
                 event = await self._next(mail, until_s)
@@ -471,7 +473,7 @@ class Worker:
             case GetProgress():
                 self._check_unread(aside.request, self._shut_some(aside))
                 self._deliver(aside.request, aside)
-            case GetExtents() if self.direct is not None:
+            case GetExtents() if self.direct is not None or self._memories is not None:
                 self._shut_some(aside)
                 self._deliver(aside.request, aside)
             case Fetch() if self._inline is not None and made:
@@ -492,34 +494,19 @@ class Worker:
         return slots
 
     def _announce(self, link: Link) -> None:
-        """Tell the agent which drives are read here, where this is news."""
-        direct = self.direct
-        if direct is None or DIRECT not in link.connection.welcome.features:
+        """Tell the agent what is read here, where this is news: which drives, and whether its memory."""
+        direct, welcome = self.direct, link.connection.welcome
+        if link.memory is None and welcome.memory is not None and self._memories is not None:
+            link.memory = MemoryReader(self._memories, link.agent, link.start_id)
+        reads_drives = direct is not None and DIRECT in welcome.features
+        if not reads_drives and link.memory is None:
             return
-        if link.drives_version != direct.version:
-            link.drives_version = direct.version
-            drives = tuple(AnnouncedDrive(*each) for each in direct.announced())
-            link.connection.tell(DirectDrives(drives))
-
-    def _judge(
-        self,
-        own: OwnGet,
-        numbers: list[int],
-        found: NDArray[np.uint32],
-        good: NDArray[np.bool_],
-        asked_s: float,
-        until_s: float,
-    ) -> None:
-        """Hear of checked blocks: count those that were read here, and tell of those that are not good."""
-        assert self.direct is not None, "it reads drives"
-        for row, is_good in zip(found.tolist(), good.tolist(), strict=True):
-            if row not in own.read_ones:
-                continue
-            own.read_ones.remove(row)  # what lands there after this is the agent's
-            if is_good:
-                self.direct.happened["direct HITs"] += 1
-            else:
-                self.on_bad_read(numbers[row], own.blocks[row], asked_s, until_s)
+        version = direct.version if direct is not None else 0
+        reads_memory = link.memory is not None and link.memory.is_usable
+        if link.announced != (version, reads_memory):
+            link.announced = version, reads_memory
+            drives = direct.announced() if direct is not None and reads_drives else ()
+            link.connection.tell(DirectDrives(tuple(AnnouncedDrive(*each) for each in drives), reads_memory))
 
     @property
     def linked_to(self) -> tuple[str, bytes] | None:
@@ -576,17 +563,19 @@ class Worker:
 
     def _check_unread(self, request: int, slots: NDArray[np.int64]) -> None:
         """Check blocks that an agent has delivered: no own read may be under way there."""
-        if self.direct is None:
-            return
         for at in slots.tolist():
-            if self.direct.slots[at] > 0:
+            if self._is_read_into(at):
                 self.violations.append(
                     f"worker {self.name} reads a block of request {request} itself, and its agent delivers it"
                 )
 
+    def _is_read_into(self, at: int) -> bool:
+        """Say whether a read of this worker may land in a slot."""
+        return self.under_copy[at] > 0 or (self.direct is not None and self.direct.slots[at] > 0)
+
     def _landing(self, at: int, held_by: object) -> None:
         """Check a block that an agent lands: no own read may be under way there."""
-        if self.direct is not None and not self._is_lied_to and self.direct.slots[at] > 0:
+        if not self._is_lied_to and self._is_read_into(at):
             self.violations.append(
                 f"worker {self.name}: what request {held_by} asked for landed in slot {at}, "
                 "where an own read is under way"
@@ -600,3 +589,82 @@ class Worker:
                 f"worker {self.name}: what request {held_by} asked for landed in slot {at} of request "
                 f"{self._holders.get(at)}"
             )
+
+
+@dataclass(eq=False)
+class WantedBlocks:
+    """Blocks of one get, from its start to its end: columns with a row per block."""
+
+    worker: Worker
+    numbers: list[int]
+    memory: NDArray[np.uint8]
+    """Where the blocks land."""
+
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.uint32]
+    seeds: NDArray[np.uint64]
+    asked_s: float
+    until_s: float
+    own: OwnGet | None = None
+    """Reads of drives, where the worker reads any."""
+
+    copies: MemoryGet | None = None
+    """Copies from the agent's memory, where the worker reads that."""
+
+    handed: Handed = field(default_factory=dict)
+    """Bytes of good blocks, by number."""
+
+    async def verified(self, wanted: Verify | ReadExtents) -> Verified | None:
+        """Verify blocks, or read them first; None where all reads go on."""
+        verified = (
+            self._verified(wanted) if isinstance(wanted, Verify) else await self._copied(wanted.extents)
+        )
+        if verified is not None:
+            self._hand_over(verified)
+        return verified
+
+    def note_reads(self, end: Ended) -> None:
+        """Say in the end of the get which blocks the worker had to read."""
+        own = self.own
+        if own is not None:
+            end.own, end.unread = ({self.numbers[row] for row in rows} for rows in (own.blocks, own.unread))
+            end.was_slow = own.is_slow or bool(own.unread)
+        if self.copies is not None and self.copies.is_slow:  # the worker looked at no block meanwhile
+            end.own, end.was_slow = set(self.numbers), True
+
+    def _verified(self, wanted: Verify) -> Verified:
+        found = codec.positions(wanted.positions, len(self.numbers))
+        tags = codec.rows16(wanted.tags, len(found))
+        good = are_good(self.memory, self.offsets[found], self.lengths[found], self.seeds[found], tags)
+        self._judge(found, good)
+        verdicts = np.where(good, BlockVerdict.GOOD, BlockVerdict.DAMAGED).astype(np.uint8)
+        return Verified(wanted.positions, verdicts.tobytes())
+
+    async def _copied(self, extents: GetExtents) -> Verified | None:
+        """Begin reads of drives, and copy blocks in memory; None if there are none."""
+        is_memory = np.frombuffer(extents.drives, codec.U32) == MEMORY_NUMBER
+        if (is_memory.any() and self.copies is None) or (not is_memory.all() and self.own is None):
+            raise ViolationError(f"worker {self.worker.name} is to read what it has not announced")
+        if self.own is not None:
+            self.own.read(extents)
+        return None if self.copies is None else await self.copies.read(extents, self.until_s)
+
+    def _hand_over(self, verified: Verified) -> None:
+        found = codec.positions(verified.positions, len(self.numbers))
+        for row in found[codec.u8(verified.verdicts, len(found)) == BlockVerdict.GOOD].tolist():
+            begin, length = int(self.offsets[row]), int(self.lengths[row])
+            self.handed[self.numbers[row]] = self.memory[begin : begin + length].tobytes()
+
+    def _judge(self, found: NDArray[np.uint32], good: NDArray[np.bool_]) -> None:
+        """Hear of checked blocks: count those read from drives here, and tell of those that are not good."""
+        own, direct = self.own, self.worker.direct
+        if own is None or direct is None:
+            return
+        for row, is_good in zip(found.tolist(), good.tolist(), strict=True):
+            if row not in own.read_ones:
+                continue
+            own.read_ones.remove(row)  # what lands there after this is the agent's
+            if is_good:
+                direct.happened["direct HITs"] += 1
+            else:
+                self.worker.on_bad_read(self.numbers[row], own.blocks[row], self.asked_s, self.until_s)

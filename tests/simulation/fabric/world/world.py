@@ -17,12 +17,15 @@ from tests.simulation.fabric.oracle.operations import get, look_up, put
 from tests.simulation.fabric.oracle.oracle import Oracle
 from tests.simulation.fabric.oracle.own_reads import check_bad_read
 from tests.simulation.fabric.oracle.said import Said
+from tests.simulation.fabric.world.agent_memory import AgentMemories, MemoryReads
 from tests.simulation.fabric.world.blocks import VOLUMES, Blocks, Volume
 from tests.simulation.fabric.world.direct import DirectReads, HostPaths
 from tests.simulation.fabric.world.drives import FABRIC, Drives
 from tests.simulation.fabric.world.placed import Placed
 from tests.simulation.fabric.world.process import (
+    CACHE_BYTES,
     REQUESTS_MAX,
+    SMALL_CACHE_BYTES,
     AgentProcess,
     Lateness,
     Outside,
@@ -113,6 +116,9 @@ class Setup:
     """Under way at an agent."""
 
     has_cache: bool = True
+    has_small_cache: bool = False
+    """Whether a cache is so small that its blocks soon give way."""
+
     drift: float = 0.0
     """How much faster or slower a process's clock may be."""
 
@@ -122,8 +128,16 @@ class Setup:
     direct: DirectReads | None = None
     """How workers read drives themselves, where they may. Then there is one tenant."""
 
+    memory: MemoryReads | None = None
+    """How workers copy blocks out of the memory of the agent beside them, where they may."""
+
     expects_all: bool = True
     """No write is later than ``late_write_s``: so no block is lost that no fault of a drive excuses."""
+
+    @property
+    def cache_bytes(self) -> int:
+        """Of an agent's DRAM."""
+        return (SMALL_CACHE_BYTES if self.has_small_cache else CACHE_BYTES) * self.has_cache
 
 
 @dataclass
@@ -166,11 +180,18 @@ class World:
             flashes=self.drives.flashes,
             reach=setup.reach,
             lies=setup.lies,
-            settings=settings_with(setup.lateness, cache=setup.has_cache, requests_max=setup.requests_max),
+            settings=settings_with(
+                setup.lateness, cache_bytes=setup.cache_bytes, requests_max=setup.requests_max
+            ),
             tenants=tuple(self.blocks.tenants),
         )
         self.agents: dict[str, AgentProcess] = {}
         self.workers: dict[str, WorkerProcess] = {}
+        self.memories = None
+        if setup.memory is not None:
+            self.memories = AgentMemories(
+                self.agents, dice, setup.memory, story.happened, is_lied_to=setup.lies > 0
+            )
         self._gone: list[VirtualHost] = []
         self._failed: BaseException | None = None
         self._rulings = 0
@@ -260,6 +281,7 @@ class World:
         others = sorted(self.agents, key=lambda agent: (int(agent[1:]) - number) % len(self.agents))
         network = HostedNetwork(self.outside.network.host(name), host)
         self.outside.network.restart(name)
+        self.outside.network.put_beside(name, others[0])
         worker = host.run(
             lambda: Worker(
                 name,
@@ -273,6 +295,7 @@ class World:
                 wire_newest=self.dice.choice(self.setup.wires),
                 is_told=self.dice.random() < self.setup.told,
                 host_paths=self.host_paths,
+                memories=self.memories,
                 is_lied_to=self.setup.lies > 0,
                 regions=self.setup.regions,
             )
