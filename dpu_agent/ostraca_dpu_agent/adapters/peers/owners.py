@@ -278,7 +278,7 @@ class PeerLink(PeerConnection):
 
         The lookup continues while the circuit breaker is closed.
         """
-        self._overdue.add(request.answered)
+        self._overdue[request.answered] = None
         self._fail(f"a lookup had no answer within {self.settings.patience_s} s")
 
     def note_missed(self, request: PeerRequest, after_s: float) -> None:
@@ -298,7 +298,7 @@ class PeerLink(PeerConnection):
         self._count_outcome(outcome)
         answer, is_delivered = request.answered, not isinstance(outcome, BaseException)
         if answer in self._overdue:
-            self._overdue.discard(answer)
+            del self._overdue[answer]
         elif is_delivered and (self._why or self._breaker.failures):
             self._succeed()
         if not is_delivered and answer.done() and not answer.cancelled() and not answer.exception():

@@ -102,7 +102,7 @@ class PeerConnection:
         self._arrivals: dict[
             asyncio.Future[ClientConnection], None
         ] = {}  # waiting for the connection, in order
-        self._overdue: set[asyncio.Future[Answer]] = set()
+        self._overdue: dict[asyncio.Future[Answer], None] = {}  # answers that are late, in order
         self._is_pinging = False
         first_s = min(settings.backoff_s, settings.backoff_max_s)
         self._backoff = Backoff(first_s, settings.backoff_max_s, dice)
