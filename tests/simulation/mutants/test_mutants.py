@@ -16,6 +16,7 @@ SOON = (
     "slots come back under an own read",
     "the agent delivers what it has offered",
     "a frame lands in rows to its end",
+    "blocks read from memory are not verified",
     "volumes are known by their names alone",
 )
 
