@@ -18,7 +18,7 @@ from ostraca_cli.tools.bench.series import Measurement, Series
 ROOT = Path(__file__).parents[3]
 
 ROWS = {
-    "get_from_dram": ["D1", "D1c", "D1p"],
+    "get_from_dram": ["D1", "D1c", "D1p", "D1m", "D1mc", "D1mp", "D1mv", "D1mr"],
     "get_from_flash": ["D2", "D2", "D2", "D2", "D2"],
     "get_from_fast_flash": ["D2f"],
     "put_staged": ["D3", "D3"],
