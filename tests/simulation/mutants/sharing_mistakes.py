@@ -12,6 +12,7 @@ from ostraca.results import BlockOutcomes
 from ostraca_dpu_agent import volumes
 from ostraca_dpu_agent.datapath import prefetch, queries, request
 from ostraca_dpu_agent.datapath.data_path import DataPath
+from ostraca_dpu_agent.datapath.request import RequestContext
 from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.model.ids import TenantId
@@ -62,7 +63,7 @@ def neither_keys_nor_tags_of_gets_tell_tenants_apart() -> None:
 
 
 def more_requests_are_served_than_may_be() -> None:
-    _change(DataPath, "_has_room_for", lambda self, tenant: True)
+    _change(RequestContext, "has_room_for", lambda self, tenant: True)
 
 
 def puts_take_all_of_staging() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from tests.simulation.mutants.mutants import MUTANTS, all_hunted
 
@@ -24,6 +27,18 @@ SOON = (
 @pytest.mark.timeout(120)
 def test_mistakes_made_on_purpose_are_found() -> None:
     assert {name for name, found, _ in all_hunted(list(SOON), jobs=2) if not all(found)} == set()
+
+
+PLANT_ALL = """
+from tests.simulation.mutants.mutants import MUTANTS
+for mutant in MUTANTS:
+    mutant.plant()
+"""
+
+
+def test_all_mistakes_can_still_be_made() -> None:
+    ended = subprocess.run([sys.executable, "-c", PLANT_ALL], check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_mutants_have_names_of_their_own() -> None:
