@@ -293,6 +293,11 @@ class RegionBlocks(HostBlocks):
             verdicts[some] = verdicts_of(good)
         return verdicts
 
+    def wipe(self, at: NDArray[np.int64]) -> None:
+        """Zero the blocks *at* these positions, as the bytes may belong to another tenant."""
+        for offset, length in zip(self.offsets(at).tolist(), self.lengths[at].tolist(), strict=True):
+            self.memory.array[offset : offset + length] = 0
+
     def tags(
         self, at: NDArray[np.intp], seeds: NDArray[np.uint64], *, copy_pool: Sharing
     ) -> NDArray[np.uint8]:

@@ -290,7 +290,10 @@ class GetIntoJob(GetJob[GetResult]):
         region, until_s = self._region, self.until_s
         if region is not None and (self._is_in_place or source is not None):
             copy_pool = self._pool(source, region.memory.array, region.offsets(blocks))
-            return region.verify(blocks, seeds, tags, until_s=until_s, copy_pool=copy_pool)
+            verdicts = region.verify(blocks, seeds, tags, until_s=until_s, copy_pool=copy_pool)
+            if source is not None:
+                region.wipe(blocks[verdicts != _GOOD])
+            return verdicts
         memory = self._arena.array
         copy_pool = self._pool(source, memory, offsets)
         return self._into.scatter(

@@ -22,13 +22,15 @@ from tests.support.agent.assembly import (
     assembled,
     chain_of,
     until,
+    with_cache,
 )
 
+from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_fabric.connection import ClientConnection
 from ostraca_fabric.connection.client import Aside, connect
 from ostraca_fabric.model.overrides import LiveSettings, Overrides
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.handshake import DIRECT
+from ostraca_fabric.wire.handshake import DIRECT, MEMORY
 from ostraca_fabric.wire.messages import (
     AnnouncedDrive,
     ArenaOffer,
@@ -75,9 +77,11 @@ class DirectWorker:
 
 
 @asynccontextmanager
-async def direct_worker(directory: Path) -> AsyncIterator[DirectWorker]:
+async def direct_worker(
+    directory: Path, agent: AgentSettings = SETTINGS, features: tuple[str, ...] = (DIRECT,)
+) -> AsyncIterator[DirectWorker]:
     address = f"unix://{directory}/agent.sock"
-    settings = replace(SETTINGS, requests=replace(SETTINGS.requests, inflight_max=INFLIGHT_MAX))
+    settings = replace(agent, requests=replace(agent.requests, inflight_max=INFLIGHT_MAX))
     async with assembled(settings, addresses=(address,)) as fabric:
         await fabric.ready()
         await fabric.put(fabric.worker(), [0])
@@ -85,7 +89,7 @@ async def direct_worker(directory: Path) -> AsyncIterator[DirectWorker]:
         fabric.membership.rule(Overrides(live=live, revision=1))
         worker = DirectWorker(fabric)
         offers = (ArenaOffer("inline", 8 * MIB, 2 * MIB),)
-        hello = Hello(1, 1, "worker", TENANT, "", "test", features=(DIRECT,), arenas=offers)
+        hello = Hello(1, 1, "worker", TENANT, "", "test", features=features, arenas=offers)
         worker.connection = await connect(address, hello, on_aside=worker.asides.append)
         opening = OpenVolume(worker.connection.next_request_id(), "v", LAYOUT, BLOCK_BYTES, create=True)
         await worker.connection.ask(opening, FAR_S)
@@ -108,6 +112,17 @@ async def test_drives_of_other_fabrics_and_suspended_ones_are_not_read_by_the_wo
                 [] if number is None else [number]
             )
             worker.connection.tell(Cancel(request))
+
+
+@pytest.mark.parametrize("features", [(DIRECT,), (DIRECT, MEMORY)])
+async def test_places_in_memory_are_told_only_to_workers_that_were_shown_the_memory(
+    tmp_path: Path, features: tuple[str, ...]
+) -> None:
+    async with direct_worker(tmp_path, with_cache(2 * MIB), features) as worker:
+        worker.connection.tell(DirectDrives((), reads_memory=True))
+        request = await worker.get()
+        assert len(worker.offers) == (MEMORY in features)
+        worker.connection.tell(Cancel(request))
 
 
 End = Callable[[DirectWorker, int], None]

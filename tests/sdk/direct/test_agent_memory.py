@@ -211,6 +211,27 @@ def test_blocks_that_gave_way_to_others_are_asked_for_again(host: MemoryHost, ge
     assert codec.u64(second.slots, 2).tolist() == slots[[1, 4]].tolist()
 
 
+def test_bytes_of_other_blocks_do_not_stay_in_rows(host: MemoryHost) -> None:
+    host.memory[:BLOCK_BYTES] = 0xAB  # another one's, where block 1 was
+    host.offer(*range(BLOCKS), places={**host.places, 1: 0})
+    offer = host.agent.script[Get]
+
+    def answer(connection: AgentConnection, message: Get) -> None:
+        if message.is_again:
+            connection.send(GetDone(message.request, bytes([MISS]), bytes(1)))
+        else:
+            offer(connection, message)
+
+    host.agent.script[Get] = answer
+    pool = np.full((BLOCKS, BLOCK_BYTES), UNTOUCHED, np.uint8)
+    with host.client() as client, client.register(pool) as region:
+        rows = region.rows(range(BLOCKS), lengths=[len(block) for block in host.source])
+        volume = volume_of(client)
+        found = volume.get(volume.chain(hashes(BLOCKS)), into=rows, deadline_s=FAR_S)
+    assert [state == HIT for state in found.states] == [position != 1 for position in range(BLOCKS)]
+    assert not pool[1, : length_of(1)].any()
+
+
 def test_blocks_beyond_the_agents_memory_break_the_connection(host: MemoryHost) -> None:
     for offset in (MEMORY_BYTES - length_of(3) + 1, MEMORY_BYTES, (1 << 64) - 1, 1 << 63):
         host.offer(*range(BLOCKS), places={**host.places, 3: offset})
