@@ -36,6 +36,7 @@ from ostraca_fabric.ports.transport import (
     WaveNews,
     WaveStream,
 )
+from ostraca_fabric.runtime.tasks import begun
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.telemetry.requests import label_of, labelled, worker_name
 from ostraca_fabric.telemetry.status import AgentStatus
@@ -356,7 +357,8 @@ class RequestDispatcher:
             case FlashWork():
                 return self._work_on_flash(request)
             case OpenVolume() | Lookup() | Get() | Put() | Prefetch() | Explain() | SettlePast():
-                return self._serve_worker(self._sessions[connection], request)
+                serving = self._serve_worker(self._sessions[connection], request)
+                return begun(serving) if isinstance(request, Lookup) else serving
             case _:
                 raise UsageError(f"{type(request).__name__} is not served by this agent")
 

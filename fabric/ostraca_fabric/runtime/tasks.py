@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from contextvars import Context, ContextVar, copy_context
+from typing import Any, Generic, TypeVar
 
 _T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
+
+_is_first_part: ContextVar[bool] = ContextVar("ostraca_is_first_part", default=False)
 
 
 class Tasks:
@@ -62,6 +65,57 @@ class Tasks:
             log.error("a task of %s crashed; this is a bug in Ostraca", self._name, exc_info=task.exception())
             if self._on_crash is not None:
                 self._on_crash()
+
+
+def begun(coroutine: Coroutine[Any, Any, _T]) -> _T | Awaitable[_T]:
+    """Run *coroutine* up to its first wait; return its result, or an awaitable for the rest.
+
+    The first part runs without a task, which would take as long as a short answer. Before code that needs a
+    task, such as ``asyncio.timeout``, await ``in_task`` there. Raises as the first part.
+    """
+    context = copy_context()
+    try:
+        awaited = context.run(_begin, coroutine)
+    except StopIteration as end:
+        result: _T = end.value
+        return result
+    return _Rest(coroutine, context, awaited)
+
+
+def _begin(coroutine: Coroutine[Any, Any, object]) -> object:
+    _is_first_part.set(True)
+    return coroutine.send(None)
+
+
+class _Rest(Generic[_T]):
+    """The rest of a coroutine, in the context of its first part. Await it once."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, _T], context: Context, awaited: object) -> None:
+        self._coroutine = coroutine
+        self._context = context
+        self._awaited = awaited
+        """Yielded to the event loop, which the first part had no task for."""
+
+    def __await__(self) -> Generator[Any, Any, _T]:
+        coroutine, run, awaited = self._coroutine, self._context.run, self._awaited
+        run(_is_first_part.set, False)  # noqa: FBT003 (the only argument of ``set``)
+        try:
+            while True:
+                try:
+                    sent = yield awaited
+                except BaseException as error:  # noqa: BLE001 (raised where the coroutine waits)
+                    awaited = run(coroutine.throw, error)
+                else:
+                    awaited = run(coroutine.send, sent)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+
+
+async def in_task() -> None:
+    """Continue in a task, in the first part of a coroutine of ``begun``."""
+    if _is_first_part.get():
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager

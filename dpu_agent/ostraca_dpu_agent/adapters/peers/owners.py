@@ -26,7 +26,7 @@ from ostraca_fabric.errors import (
 )
 from ostraca_fabric.model.ids import AgentId
 from ostraca_fabric.ports.owners import AgentService, PendingAnswer
-from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.runtime.tasks import Tasks, in_task
 from ostraca_fabric.telemetry.requests import current_label
 from ostraca_fabric.telemetry.status import AskCounters, PeerStatus
 from ostraca_fabric.wire.handshake import AGENT, hello_for
@@ -231,6 +231,7 @@ class PeerLink(PeerConnection):
     async def _send(self, request: AgentRequest, until_s: float) -> PeerRequest | Failure:
         """Send a request once the peer is connected and has a free slot."""
         self._check_available()
+        await in_task()
         try:
             async with asyncio.timeout_at(until_s):
                 connection = self._open_connection() or await self._connect_unless_backing_off()

@@ -1,0 +1,106 @@
+"""Tests of coroutines whose first part runs without a task."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+
+import pytest
+
+from ostraca_fabric.runtime.tasks import begun, in_task
+from ostraca_fabric.telemetry.requests import current_label, labelled
+
+
+async def test_a_coroutine_that_never_waits_ends_at_once() -> None:
+    async def work() -> str:
+        with labelled("short"):
+            return current_label()
+
+    assert begun(work()) == "short"
+    assert current_label() == ""
+
+
+async def test_a_coroutine_that_waits_goes_on_where_it_is_awaited() -> None:
+    first, second = (asyncio.get_running_loop().create_future() for _ in range(2))
+
+    async def work() -> list[str]:
+        with labelled("long"):
+            return [await first, current_label(), await second, current_label()]
+
+    rest = begun(work())
+    assert isinstance(rest, Awaitable)
+    assert current_label() == ""
+    asyncio.get_running_loop().call_soon(second.set_result, "b")
+    first.set_result("a")
+    assert await rest == ["a", "long", "b", "long"]
+
+
+async def test_an_error_is_raised_where_it_happens() -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def work(*, waits: bool) -> None:
+        if waits:
+            await future
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        begun(work(waits=False))
+    rest = begun(work(waits=True))
+    assert isinstance(rest, Awaitable)
+    future.set_result(None)
+    with pytest.raises(KeyError):
+        await rest
+
+
+async def test_a_failed_future_raises_in_the_coroutine() -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def work() -> str:
+        try:
+            await future
+        except ValueError:
+            return "caught"
+        return "missed"
+
+    rest = begun(work())
+    assert isinstance(rest, Awaitable)
+    future.set_exception(ValueError())
+    assert await rest == "caught"
+
+
+async def test_a_cancelled_task_cancels_the_coroutine() -> None:
+    ended = []
+
+    async def work() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            ended.append(current_label())
+
+    async def wait_for(rest: Awaitable[None]) -> None:
+        await rest
+
+    with labelled("cancelled"):
+        rest = begun(work())
+    assert isinstance(rest, Awaitable)
+    task = asyncio.create_task(wait_for(rest))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert ended == ["cancelled"]
+
+
+async def test_code_that_needs_a_task_gets_one() -> None:
+    answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    answer.set_result("in time")
+
+    async def work() -> str:
+        await in_task()
+        async with asyncio.timeout(60):
+            return await answer
+
+    rest = begun(work())
+    assert isinstance(rest, Awaitable)
+    assert await rest == "in time"
+    assert await work() == "in time"
