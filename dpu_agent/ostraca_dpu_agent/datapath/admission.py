@@ -322,24 +322,6 @@ class GetAdmission:
                 self._worker_queue.end(at_s, moved_bytes)
                 self._moving_bytes -= moved_bytes
 
-    def start_own_reads(self, positions: NDArray[np.intp]) -> int:
-        """Count blocks in memory that the worker begins to read; return their bytes for ``end_own_reads``."""
-        own_bytes = self._bytes_of(positions)
-        if own_bytes:
-            with self._estimator.lock:
-                self._worker_queue.begin(self._clock(), own_bytes)
-        return own_bytes
-
-    def end_own_reads(self, own_bytes: int, *, is_measured: bool) -> None:
-        """Count the end of the worker's reads, after ``close`` too. Not measured: without a report."""
-        if not own_bytes:
-            return
-        with self._estimator.lock:
-            if is_measured:
-                self._worker_queue.end(self._clock(), own_bytes)
-            else:
-                self._worker_queue.abandon(own_bytes)
-
     def leave_to_worker(self, locations: BlockLocations, positions: NDArray[np.intp]) -> None:
         """Remove blocks that the worker reads itself from the bookings and the estimate."""
         self._estimated = None

@@ -28,7 +28,7 @@ from ostraca_dpu_agent.datapath.flash_io import (
     interleave_drives,
     waves_of_one_size,
 )
-from ostraca_dpu_agent.datapath.location.extents import ExtentOffer, OfferedBlocks, offers_of_drives
+from ostraca_dpu_agent.datapath.location.extents import OfferedBlocks, offers_of_drives
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations, Pins
 from ostraca_dpu_agent.datapath.request import (
     Deadline,
@@ -49,7 +49,7 @@ from ostraca_fabric.runtime.tasks import until_done
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
-from ostraca_fabric.wire.messages import MEMORY_NUMBER, ExtentsRead, Get, GetDone, GetProgress
+from ostraca_fabric.wire.messages import ExtentsRead, Get, GetDone, GetProgress
 
 _REFUSED = {LeaseRefusal.DEADLINE: BlockState.LATE, LeaseRefusal.GIVEN_UP: BlockState.MISS}
 """State of blocks without a lease; others are DECLINED."""
@@ -127,14 +127,12 @@ class GetRun(TransferRun[Get]):
         """Blocks that left staging or the cache before their wave's turn."""
         self._undecided = len(self._blocks)
         """Blocks without a final outcome."""
-        self._last_waves: list[tuple[bytes, bytes]] = []
-        """Positions and tags of delivered blocks that the worker hears of by the answer."""
+        self._last_waves: list[GetProgress] = []
+        """Blocks that the worker hears of by the answer."""
         self._streams: dict[WaveStream, MovedPart] = {}
         """Streams that have not ended."""
-        self._offers: list[ExtentOffer] = []
-        """Blocks in memory, left to the worker to read, and not told yet."""
         self._offered = NO_POSITIONS
-        """Blocks left to the worker to read, recorded by its report."""
+        """Blocks on drives left to the worker to read, recorded by its report."""
         self._admission = GetAdmission(
             context.estimator,
             context.clock,
@@ -147,9 +145,9 @@ class GetRun(TransferRun[Get]):
     async def run(self) -> GetDone:
         """Deliver blocks until the deadline. After any exception, ``Settled`` follows."""
         found, is_here = self._find_in_memory()
-        if self._offers and is_here.all():  # no task, as all is done
-            self._leave_reads([], [])
+        if not found and is_here.all():  # no task, as all is done
             self._admission.close()
+            self._record("get")
             return self._done(NO_POSITIONS)
         delivery = self._context.tasks.spawn(self._deliver_all(found, is_here))
         must_settle = True
@@ -171,11 +169,14 @@ class GetRun(TransferRun[Get]):
         return self._done(unsettled)
 
     def _done(self, unsettled: NDArray[np.intp]) -> GetDone:
+        last = self._last_waves
         return GetDone(
             self._request.request,
             *self._outcomes.encode(),
             unsettled.astype(codec.U32).tobytes(),
-            *map(b"".join, zip(*self._last_waves, strict=True) if self._last_waves else ((), ())),
+            b"".join(wave.positions for wave in last),
+            b"".join(wave.tags for wave in last),
+            b"".join(wave.places for wave in last),
         )
 
     def _record(self, operation: str, positions: NDArray[np.intp] | None = None) -> None:
@@ -195,20 +196,51 @@ class GetRun(TransferRun[Get]):
     def _find_in_memory(self) -> tuple[list[StagedWave | CachedWave], NDArray[np.bool_]]:
         """Find and admit staged and cached blocks; return those to deliver, and which blocks are in memory.
 
-        A worker that reads memory is offered them instead.
+        A worker that reads memory is told their places instead.
         """
         is_here = np.zeros(len(self._blocks), np.bool_)
         found: list[StagedWave | CachedWave] = [*self._find_staged(is_here), *self._find_cached(is_here)]
         if not found:
             return found, is_here
-        is_left = self._worker.reads_memory and self._may_leave_reads()
-        waves = 1 if is_left else sum(map(self._count_waves, found))
-        if not self._admission.admit_in_memory(is_here, waves=waves):
+        if self._worker.reads_memory and self._may_leave_reads():
+            self._leave_in_memory(found, is_all=bool(is_here.all()))
+            found = []
+        elif not self._admission.admit_in_memory(is_here, waves=sum(map(self._count_waves, found))):
             self._decide(np.flatnonzero(is_here), BlockState.DECLINED, Reason.TOO_SLOW)
             found = []
-        elif is_left:
-            self._offers, found = [self._offer_of_memory(wave) for wave in found], []
         return found, is_here
+
+    def _leave_in_memory(self, found: Sequence[StagedWave | CachedWave], *, is_all: bool) -> None:
+        """Tell the worker where blocks lie in memory: by the answer, if these are all blocks.
+
+        Nothing is held for the worker. Its copies take no time of this agent, so they need no admission.
+        """
+        for wave in found:
+            self._decide(wave.positions, BlockState.HIT, Reason.NONE)
+            progress = self._places(wave)
+            if is_all:
+                self._last_waves.append(progress)
+            else:
+                self._worker.send(progress)
+
+    def _places(self, wave: StagedWave | CachedWave) -> GetProgress:
+        """Return where staged or cached blocks lie in the agent's memory, and count them as hits."""
+        counters = self._context.counters
+        if isinstance(wave, StagedWave):
+            offsets, tags = wave.group.lease.offsets[wave.rows], wave.group.tags[wave.rows]
+            counters.count_staged(len(wave.rows))
+        else:
+            cache = self._context.staging.cache
+            cache.use(wave.rows)
+            offsets, tags = cache.offsets[wave.rows], cache.tags(wave.rows)
+            counters.count_cached(len(wave.rows))
+        counters.count_direct(len(wave.rows))
+        return GetProgress(
+            self._request.request,
+            wave.positions.astype(codec.U32).tobytes(),
+            tags.tobytes(),
+            offsets.astype(codec.U64).tobytes(),
+        )
 
     async def _deliver_all(self, found: list[StagedWave | CachedWave], is_here: NDArray[np.bool_]) -> None:
         """Run all waves, until none uses flash or the arena any more.
@@ -238,12 +270,9 @@ class GetRun(TransferRun[Get]):
 
     async def _load_from_flash(self, wanted: NDArray[np.bool_]) -> None:
         """Deliver the blocks that no wave of memory delivers."""
-        context, drives = self._context, self._direct_drives()
-        if self._offers and not (drives and wanted.any()):
-            self._leave_reads([], [])
-            drives = {}
         if not wanted.any():
             return
+        context, drives = self._context, self._direct_drives()
         locations = NO_LOCATIONS
         try:
             locations = await self._locate(wanted)
@@ -382,66 +411,41 @@ class GetRun(TransferRun[Get]):
             self._decide(np.setdiff1d(found, admitted), BlockState.DECLINED, Reason.TOO_SLOW)
         return admitted
 
-    def _may_leave_reads(self) -> bool:
-        """Return whether the worker may read blocks itself: once per get, and not after its end."""
-        is_first = not (len(self._offered) or self._request.is_again or self._deadline.is_over())
-        return is_first and self._context.has_room_for(self._worker.tenant)
-
     def _direct_drives(self) -> Mapping[DriveId, int]:
-        """Return the drives that the worker may read itself."""
-        drives = self._worker.direct_drives
-        may_read = drives and self._may_leave_reads() and self._context.may_read_directly(self._worker.tenant)
-        return drives if may_read else {}
+        """Return the drives that the worker may read itself: once per get."""
+        drives, tenant, context = self._worker.direct_drives, self._worker.tenant, self._context
+        if not drives or len(self._offered) or not self._may_leave_reads():
+            return {}
+        return drives if context.has_room_for(tenant) and context.may_read_directly(tenant) else {}
 
-    def _offer_of_memory(self, wave: StagedWave | CachedWave) -> ExtentOffer:
-        """Return the places of staged or cached blocks in the agent's memory."""
-        counters = self._context.counters
-        if isinstance(wave, StagedWave):
-            offsets, tags = wave.group.lease.offsets[wave.rows], wave.group.tags[wave.rows]
-            count_hits = counters.count_staged
-        else:
-            cache = self._context.staging.cache
-            cache.use(wave.rows)
-            offsets, tags = cache.offsets[wave.rows], cache.tags(wave.rows)
-            count_hits = counters.count_cached
-        return ExtentOffer(MEMORY_NUMBER, wave.positions, offsets, tags, counters.direct(count_hits))
+    def _may_leave_reads(self) -> bool:
+        """Return whether the worker may read blocks itself: not after the get's end."""
+        return not (self._request.is_again or self._deadline.is_over())
 
     def _leave_drives(
         self, locations: BlockLocations, found: NDArray[np.intp], drives: Mapping[DriveId, int]
     ) -> NDArray[np.intp]:
-        """Leave located blocks on *drives* to the worker, with those in memory; return the others."""
-        counters = self._context.counters
-
-        def counter(drive: DriveId) -> Callable[[int], None]:
-            return counters.direct(counters.hits_counter(drive))
-
-        offers = offers_of_drives(locations, found, drives, counter)
-        if not (offers or self._offers):
+        """Leave located blocks on *drives* to the worker; return the others."""
+        offers = offers_of_drives(locations, found, drives, self._context.counters.hits_counter)
+        if not offers:
             return found
-        if offers:
-            its = OfferedBlocks.of([*offers.values()]).positions
-            self._admission.leave_to_worker(locations, its)
-            found = np.setdiff1d(found, its)
-        self._leave_reads([*offers.values()], locations.take_pins(offers))
-        return found
+        offered = OfferedBlocks.of([*offers.values()])
+        self._admission.leave_to_worker(locations, offered.positions)
+        self._leave_reads(offered, locations.take_pins(offers))
+        return np.setdiff1d(found, offered.positions)
 
-    def _leave_reads(self, of_drives: Sequence[ExtentOffer], pins: Pins) -> None:
-        """Have the worker read blocks itself, with those in memory.
+    def _leave_reads(self, offered: OfferedBlocks, pins: Pins) -> None:
+        """Have the worker read blocks itself.
 
         Pins outlast the answer. The reads count as a request.
         """
         request, tenants = self._request.request, self._context.staging.tenants
-        offered = OfferedBlocks.of([*self._offers, *of_drives])
-        in_memory = [offer.positions for offer in self._offers]
-        reads = self._admission.start_own_reads(np.concatenate((NO_POSITIONS, *in_memory)))
-        self._offers = []
         self._offered = offered.positions
         self._decide(offered.positions, BlockState.HIT, Reason.NONE)
         tenants.add(tenants.requests, self._worker.tenant)
         label = copy_context()
 
         def ended(report: ExtentsRead | None) -> None:
-            self._admission.end_own_reads(reads, is_measured=report is not None)
             label.run(self._end_reads, offered, pins, report)
 
         self._worker.expect_reads(request, within_s=self._deadline.left_s, ended=ended)
@@ -459,6 +463,7 @@ class GetRun(TransferRun[Get]):
             return
         read = offer.divide(report, len(self._blocks))
         offer.count_hits(read.verified)
+        context.counters.count_direct(len(read.verified))
         self._outcomes.set(read.lost, BlockState.MISS, Reason.DRIVE_SUSPECT)
         self._record("get", np.concatenate((read.verified, read.lost)))
 
@@ -623,7 +628,7 @@ class GetRun(TransferRun[Get]):
         if len(rows):
             progress = self._progress(part, rows)
             if is_last or not self._undecided:
-                self._last_waves.append((progress.positions, progress.tags))
+                self._last_waves.append(progress)
             else:
                 self._worker.send(progress)
 

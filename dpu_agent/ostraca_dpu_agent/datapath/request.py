@@ -95,7 +95,7 @@ class WorkerConnection(Holder, Protocol):
 
     @property
     def reads_memory(self) -> bool:
-        """Whether the worker reads the agent's memory itself; not at its limit of requests."""
+        """Whether the worker copies blocks out of the agent's memory itself."""
 
     def expect_reads(self, request: int, *, within_s: float, ended: ReadsEnded) -> None:
         """Call *ended* as soon as the worker's report on ``GetExtents`` ends the reads of a request.
@@ -238,7 +238,7 @@ class DataPathCounters:
         self.get_hits_from_cache = 0
         self.get_hits_from_staging = 0
         self.get_hits_direct = 0
-        """Blocks that workers have read themselves."""
+        """Blocks left to workers that read them themselves: those on drives once read."""
 
         self.hits_on: Counter[DriveId] = Counter()
         """Blocks found by gets, per drive."""
@@ -254,14 +254,9 @@ class DataPathCounters:
         """Count hits of staged blocks."""
         self.get_hits_from_staging += blocks
 
-    def direct(self, count_hits: Callable[[int], None]) -> Callable[[int], None]:
-        """Return a counter of hits that a worker reads, which also counts them as *count_hits*."""
-
-        def count(blocks: int) -> None:
-            self.get_hits_direct += blocks
-            count_hits(blocks)
-
-        return count
+    def count_direct(self, blocks: int) -> None:
+        """Count hits that a worker reads, beside their source."""
+        self.get_hits_direct += blocks
 
     def hits_counter(self, drive: DriveId) -> Callable[[int], None]:
         """Return the counter of hits on a drive."""

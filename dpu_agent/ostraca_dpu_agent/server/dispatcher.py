@@ -178,16 +178,13 @@ class WorkerSession:
     @property
     def direct_drives(self) -> Mapping[DriveId, int]:
         """Numbers of the drives that the worker reads itself; none at its limit of requests."""
-        return self._direct_drives if self._takes_reads else {}
+        is_full = len(self._reads) >= self._connection.welcome.limits.inflight_max
+        return {} if is_full else self._direct_drives
 
     @property
     def reads_memory(self) -> bool:
-        """Whether the worker reads the agent's memory itself; not at its limit of requests."""
-        return self._reads_memory and self._takes_reads
-
-    @property
-    def _takes_reads(self) -> bool:
-        return len(self._reads) < self._connection.welcome.limits.inflight_max
+        """Whether the worker copies blocks out of the agent's memory itself."""
+        return self._reads_memory
 
     def expect_reads(self, request: int, *, within_s: float, ended: ReadsEnded) -> None:
         """Call *ended* as soon as the worker's report on ``GetExtents`` ends the reads of a request.

@@ -37,9 +37,6 @@ for a third of a second.
 DRIVES_MAX = 4096
 """Most drives in ``DirectDrives``."""
 
-MEMORY_NUMBER = (1 << 32) - 1
-"""Number of the agent's memory among the drives of ``GetExtents``."""
-
 Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=SPANS_MAX)]
 
 
@@ -210,7 +207,7 @@ class Get(RequestMessage, frozen=True, tag=14):
     """Time to recompute all of these blocks, spread evenly; 0 if unknown."""
 
     is_again: bool = False
-    """Whether the worker has failed to read these blocks itself: no ``GetExtents`` follows."""
+    """Whether the worker has failed to read these blocks itself: the agent must deliver them."""
 
 
 class GetProgress(RequestMessage, frozen=True, tag=15):
@@ -218,10 +215,14 @@ class GetProgress(RequestMessage, frozen=True, tag=15):
 
     ``positions``: u32 in the request; ``tags``: 16 bytes each, made by the writers' SDKs. A block is a HIT
     only if named here, or in ``GetDone.positions``.
+
+    ``places``, if any: these blocks have not landed, and the worker copies them out of the agent's memory.
+    u64 offsets there, which may hold other blocks meanwhile. Only for workers that read memory.
     """
 
     positions: bytes
     tags: bytes
+    places: bytes = b""
 
 
 class GetDone(BlocksAnswer, frozen=True, tag=16):
@@ -229,13 +230,14 @@ class GetDone(BlocksAnswer, frozen=True, tag=16):
 
     - ``unsettled``: u32 positions with the slot under a transfer not known to have ended. ``Settled`` follows
       after the end.
-    - ``positions``, ``tags``: the last landed blocks, instead of a separate ``GetProgress``, so that a small
-      get has one message.
+    - ``positions``, ``tags``, ``places``: the last landed blocks, instead of a separate ``GetProgress``, so
+      that a small get has one message.
     """
 
     unsettled: bytes = b""
     positions: bytes = b""
     tags: bytes = b""
+    places: bytes = b""
 
 
 class Put(RequestMessage, frozen=True, tag=17):
@@ -378,16 +380,15 @@ class DirectDrives(Message, frozen=True, tag=34):
 
     drives: Annotated[tuple[AnnouncedDrive, ...], msgspec.Meta(max_length=DRIVES_MAX)]
     reads_memory: bool = False
-    """Whether the worker reads the agent's memory: a drive of the number ``MEMORY_NUMBER``."""
+    """Whether the worker copies blocks out of the agent's memory."""
 
 
 class GetExtents(RequestMessage, frozen=True, tag=35):
     """Request to the worker to read blocks of a get itself, into the slots of the get.
 
     Columns: ``positions`` in the request, u32; ``drives``, numbers of ``DirectDrives``, u32; ``offsets`` on
-    the drive, u64; ``tags``, 16 bytes each. The worker reads whole pages of the lengths in ``Get``, or these
-    lengths from the agent's memory, which may hold other blocks meanwhile. Sent once per get at most, and
-    before ``GetDone``, which says nothing about these blocks. ``ExtentsRead`` follows.
+    the drive, u64; ``tags``, 16 bytes each. The worker reads whole pages of the lengths in ``Get``. Sent once
+    per get at most, and before ``GetDone``, which says nothing about these blocks. ``ExtentsRead`` follows.
     """
 
     positions: bytes

@@ -38,7 +38,7 @@ from ostraca_fabric.errors import MalformedError, TransportError
 from ostraca_fabric.model.extent import whole_pages
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.messages import MEMORY_NUMBER, GetExtents
+from ostraca_fabric.wire.messages import GetExtents
 
 if TYPE_CHECKING:
     from ostraca._direct.agent_memory import BlocksInMemory
@@ -166,29 +166,13 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
                 self._again.append((operation.at[again[is_taken]], slots[is_taken]))
 
     def _read(self, operation: BlockOperation, extents: GetExtents) -> None:
-        positions = codec.positions(extents.positions, operation.blocks)
-        drives = codec.u32(extents.drives, len(positions))
-        offsets = codec.u64(extents.offsets, len(positions)).astype(np.int64)
-        is_memory = drives == MEMORY_NUMBER
-        if not is_memory.all():
-            its = ~is_memory
-            self._extents[operation.request] = extents
-            self._read_drives(operation, positions[its], drives[its].astype(np.intp), offsets[its])
-        if is_memory.any():
-            tags = codec.rows16(extents.tags, len(positions))
-            self._read_memory(operation, positions[is_memory], offsets[is_memory], tags[is_memory])
-
-    def _read_drives(
-        self,
-        operation: BlockOperation,
-        positions: NDArray[np.uint32],
-        drives: NDArray[np.intp],
-        offsets: NDArray[np.int64],
-    ) -> None:
-        """Begin to read blocks from drives of this host. Raises MalformedError."""
         direct, request, mailbox = self._runtime.direct, operation.request, self._mailbox
         if direct is None:
             raise MalformedError("GetExtents to a worker that reads no drives")
+        self._extents[request] = extents
+        positions = codec.positions(extents.positions, operation.blocks)
+        drives = codec.u32(extents.drives, len(positions)).astype(np.intp)
+        offsets = codec.u64(extents.offsets, len(positions)).astype(np.int64)
         lengths = whole_pages(self.lengths[operation.at[positions]])
         direct.check(drives, offsets, lengths)
         assert operation.slots is not None
@@ -197,28 +181,6 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
             mailbox.put((request, ExtentsEnded(positions[rows].tobytes(), _OWN_READS[state.name])))
 
         direct.read(request, drives, offsets, operation.slots[positions], lengths, ended)
-
-    def _read_memory(
-        self,
-        operation: BlockOperation,
-        positions: NDArray[np.uint32],
-        offsets: NDArray[np.int64],
-        tags: NDArray[np.uint8],
-    ) -> None:
-        """Copy blocks from the agent's memory, and verify them. Raises MalformedError."""
-        reader, at = self._session.memory, operation.at[positions]
-        if reader is None:
-            raise MalformedError("GetExtents to a worker that reads no memory")
-        source = reader.blocks(offsets, self.lengths[at])
-        assert operation.slots is not None
-        slots, seeds = operation.slots[positions], self._seeds_of[operation.request][positions]
-        verdicts = self._check(at, slots, seeds, tags, source)
-        is_good, counters = verdicts == _GOOD, self._runtime.memory_reads
-        counters.blocks_read += int(np.count_nonzero(is_good))
-        counters.blocks_failed += int(np.count_nonzero(~is_good))
-        counters.bytes_read += int(self.lengths[at[is_good]].sum(dtype=np.int64))
-        verified = Verified(positions.tobytes(), verdicts.tobytes())
-        self._do(operation, operation.on(verified, time.monotonic()))
 
     def _distrust(self, operation: BlockOperation, damaged: NDArray[np.uint32]) -> None:
         """Suspend drives with damaged blocks: an old copy of a drive would cost each get two reads."""
@@ -233,16 +195,31 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
     def _verify(self, operation: BlockOperation, wanted: Verify) -> Verified:
         assert operation.slots is not None
         positions = codec.positions(wanted.positions, operation.blocks)
-        verdicts = self._check(
-            operation.at[positions],
-            operation.slots[positions],
-            self._seeds_of[operation.request][positions],
-            codec.rows16(wanted.tags, len(positions)),
-        )
-        is_damaged = verdicts == _DAMAGED
-        if is_damaged.any():
+        at, slots = operation.at[positions], operation.slots[positions]
+        seeds = self._seeds_of[operation.request][positions]
+        tags = codec.rows16(wanted.tags, len(positions))
+        source = self._source(at, wanted.places) if wanted.places else None
+        verdicts = self._check(at, slots, seeds, tags, source)
+        if source is not None:
+            self._count_copies(at, verdicts)
+        elif self._extents and (is_damaged := verdicts == _DAMAGED).any():
             self._distrust(operation, positions[is_damaged])
         return Verified(wanted.positions, verdicts.tobytes())
+
+    def _source(self, at: NDArray[np.intp], places: bytes) -> BlocksInMemory:
+        """Return blocks at these places of the agent's memory. Raises MalformedError."""
+        reader = self._session.memory
+        if reader is None:
+            raise MalformedError("places in memory to a worker that reads no memory")
+        return reader.blocks(codec.u64(places, len(at)).astype(np.int64), self.lengths[at])
+
+    def _count_copies(self, at: NDArray[np.intp], verdicts: NDArray[np.uint8]) -> None:
+        """Count blocks copied out of the agent's memory."""
+        is_good, counters = verdicts == _GOOD, self._runtime.memory_reads
+        good = int(np.count_nonzero(is_good))
+        counters.blocks_read += good
+        counters.blocks_failed += len(at) - good
+        counters.bytes_read += int(self.lengths[at[is_good]].sum(dtype=np.int64))
 
 
 class GetIntoJob(GetJob[GetResult]):

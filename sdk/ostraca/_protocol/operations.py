@@ -152,11 +152,13 @@ class Send:
 class Verify:
     """Verify these slots, hand over the good blocks, and return ``Verified``.
 
-    ``positions`` is a u32 column, ``tags`` has 16 bytes for each position.
+    ``positions`` is a u32 column, ``tags`` has 16 bytes for each position. Blocks with ``places``, a u64
+    column, are copied from there in the agent's memory first.
     """
 
     positions: bytes
     tags: bytes
+    places: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,22 +305,24 @@ class GetOperation(BlockOperation):
         slots: NDArray[np.int64] | None = None,
     ) -> None:
         super().__init__(message, until_s=until_s, at=at, slots=slots)
-        self._may_read = not message.is_again
+        self._is_again = message.is_again
         self._landed = np.zeros(self.blocks, np.bool_)
         self._good = np.zeros(self.blocks, np.bool_)
         self._damaged = np.zeros(self.blocks, np.bool_)
         self._answer: Outcomes | None = None
         self._own: OwnReads | None = None
-        """Blocks that this worker reads itself."""
+        """Blocks that this worker reads from drives itself."""
+
+        self._copied = np.zeros(self.blocks, np.bool_)
+        """Blocks that this worker copies out of the agent's memory."""
 
     def _on_answer(self, event: Event, now_s: float) -> list[Effect]:
         match event:
             case GetProgress():
-                return self._on_landed(event.positions, event.tags, now_s)
+                return self._on_landed(event, now_s)
             case Verified():
-                found = codec.positions(event.positions, self.blocks)
-                verdicts = codec.u8(event.verdicts, len(found))
-                return self._on_verified(found, verdicts) + self._conclude()
+                self._on_verified(event)
+                return self._report_reads() + self._conclude()
             case GetExtents():
                 return self._on_extents(event, now_s)
             case ExtentsEnded():
@@ -328,26 +332,33 @@ class GetOperation(BlockOperation):
                 answer = self._outcomes(event)
                 codec.positions(event.unsettled, self.blocks)
                 self._answer = answer
-                return self._on_landed(event.positions, event.tags, now_s) or self._conclude()
+                return self._on_landed(event, now_s) or self._conclude()
             case _:
                 raise self._mismatch(event)
 
-    def _on_landed(self, positions: bytes, tag_column: bytes, now_s: float) -> list[Effect]:
-        found = codec.positions(positions, self.blocks)
-        tags = codec.rows16(tag_column, len(found))
+    def _on_landed(self, news: GetProgress | GetDone, now_s: float) -> list[Effect]:
+        """Verify blocks that are new and not read here."""
+        found = codec.positions(news.positions, self.blocks)
+        tags = codec.rows16(news.tags, len(found))
+        is_copied = len(news.places) > 0
+        places = codec.u64(news.places, len(found) if is_copied else 0)
+        if is_copied and self._is_again:
+            raise MalformedError("places in memory for blocks that the agent must deliver")
         is_new = ~self._landed[found]
         if self._own is not None:
             is_new &= ~self._own.is_mine(found)
-            found, tags, is_new = found[is_new], tags[is_new], is_new[is_new]
+        if not is_new.all():
+            found, tags, places = found[is_new], tags[is_new], places[is_new] if is_copied else places
         self._landed[found] = True
-        if now_s >= self._until_s or not is_new.any():
+        if is_copied:
+            self._copied[found] = True
+        if now_s >= self._until_s or not len(found):
             return []
-        return [Verify(found[is_new].tobytes(), tags[is_new].tobytes())]
+        return [Verify(found.tobytes(), tags.tobytes(), places.tobytes())]
 
     def _on_extents(self, extents: GetExtents, now_s: float) -> list[Effect]:
-        if not self._may_read:
+        if self._is_again or self._own is not None:
             raise MalformedError("a second GetExtents for blocks")
-        self._may_read = False
         self._own = OwnReads(extents, self._landed)
         return [] if now_s >= self._until_s else [ReadExtents(extents)]
 
@@ -359,17 +370,22 @@ class GetOperation(BlockOperation):
         self._own.end(positions, ended.state)
         return self._report_reads() + self._conclude()
 
-    def _on_verified(self, positions: NDArray[np.uint32], verdicts: NDArray[np.uint8]) -> list[Effect]:
-        """Take verdicts. Blocks read here and not good have failed."""
-        is_good, is_damaged = verdicts == _GOOD, verdicts == _DAMAGED
+    def _on_verified(self, verified: Verified) -> None:
+        """Take verdicts. Blocks read or copied here and not good have failed."""
+        found = codec.positions(verified.positions, self.blocks)
+        verdicts = codec.u8(verified.verdicts, len(found))
+        is_good = verdicts == _GOOD
+        self._good[found[is_good]] = True
         if self._own is not None:
-            is_mine = self._own.is_mine(positions)
-            self._own.end(positions[is_mine & is_good], OwnRead.VERIFIED)
-            self._own.end(positions[is_mine & ~is_good], OwnRead.FAILED)
-            is_damaged &= ~is_mine
-        self._good[positions[is_good]] = True
-        self._damaged[positions[is_damaged]] = True
-        return self._report_reads()
+            is_mine = self._own.is_mine(found)
+            self._own.end(found[is_mine & is_good], OwnRead.VERIFIED)
+            self._own.end(found[is_mine & ~is_good], OwnRead.FAILED)
+        if verified.verdicts.count(_DAMAGED):
+            damaged = found[verdicts == _DAMAGED]
+            is_delivered = ~self._copied[damaged]
+            if self._own is not None:
+                is_delivered &= ~self._own.is_mine(damaged)
+            self._damaged[damaged[is_delivered]] = True
 
     def _report_reads(self) -> list[Effect]:
         """Report the end of all own reads to the agent, once."""
@@ -381,15 +397,18 @@ class GetOperation(BlockOperation):
         own = self._own
         if self._answer is None or (own is not None and not own.is_over):
             return []
+        if self._good.all():  # the usual end
+            return [Finish(Outcomes.filled(self.blocks, BlockState.HIT))]
         outcomes = self._answer.copy()
         claimed = (outcomes.states == BlockState.HIT) & ~self._good
         outcomes.set(claimed & ~self._landed, BlockState.MISS, Reason.TRANSFER_FAILED)
         outcomes.set(claimed & self._landed, BlockState.LATE, Reason.DEADLINE)
-        if own is None:
-            return [self._with_verdicts(outcomes)]
-        outcomes.set(own.are(OwnRead.FAILED), BlockState.LATE, Reason.DEADLINE)
-        outcomes.set(own.are(OwnRead.LOST), BlockState.MISS, Reason.DRIVE_SUSPECT)
-        return [self._with_verdicts(outcomes, again=own.column(OwnRead.FAILED))]
+        failed = self._copied & ~self._good
+        if own is not None:
+            failed |= own.are(OwnRead.FAILED)
+            outcomes.set(own.are(OwnRead.LOST), BlockState.MISS, Reason.DRIVE_SUSPECT)
+        outcomes.set(failed, BlockState.LATE, Reason.DEADLINE)
+        return [self._with_verdicts(outcomes, again=np.flatnonzero(failed).astype(codec.U32).tobytes())]
 
     def _end(self, state: int, reason: Reason, note: str = "") -> Finish:
         """End without the agent's answer, keeping the verified blocks."""

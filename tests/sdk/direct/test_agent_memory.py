@@ -19,15 +19,7 @@ from ostraca import BlockState, PutState
 from ostraca_fabric.runtime.process_memory import MemoryProof
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.handshake import LEAVING, MEMORY
-from ostraca_fabric.wire.messages import (
-    MEMORY_NUMBER,
-    AgentMemory,
-    DirectDrives,
-    ExtentsRead,
-    Get,
-    GetDone,
-    GetExtents,
-)
+from ostraca_fabric.wire.messages import AgentMemory, DirectDrives, Get, GetDone, GetProgress
 
 FAR_S = 30.0
 BLOCKS = 6
@@ -76,8 +68,11 @@ class MemoryHost:
             self.memory[offset : offset + length_of(position)] = self.source[position]
         self.agent.seen.clear()
 
-    def offer(self, *positions: int, places: dict[int, int] | None = None) -> None:
-        """Have gets answered with these blocks left to the worker, and the others delivered."""
+    def offer(self, *positions: int, places: dict[int, int] | None = None, is_early: bool = False) -> None:
+        """Have gets answered with these blocks left in memory, and the others delivered.
+
+        The answer tells the places, or with *is_early* a message before.
+        """
         wanted = {position: (places or self.places)[position] for position in positions}
 
         def answer(connection: AgentConnection, message: Get) -> None:
@@ -85,31 +80,25 @@ class MemoryHost:
                 ScriptedAgent.usual(connection, message)
                 return
             ids = connection.block_ids(message)
-            connection.send(
-                GetExtents(
-                    message.request,
-                    np.array([*wanted], codec.U32).tobytes(),
-                    np.full(len(wanted), MEMORY_NUMBER, codec.U32).tobytes(),
-                    np.array([*wanted.values()], codec.U64).tobytes(),
-                    b"".join(self.agent.blocks[ids[position]][0] for position in wanted),
-                )
+            told = GetProgress(
+                message.request,
+                np.array([*wanted], codec.U32).tobytes(),
+                b"".join(self.agent.blocks[ids[position]][0] for position in wanted),
+                np.array([*wanted.values()], codec.U64).tobytes(),
             )
+            if is_early:
+                connection.send(told)
             others = [position for position in range(BLOCKS) if position not in wanted]
             if others:
                 connection.land(message, others)
-            connection.send(GetDone(message.request, bytes([HIT] * BLOCKS), bytes(BLOCKS)))
+            last = (b"", b"", b"") if is_early else (told.positions, told.tags, told.places)
+            connection.send(GetDone(message.request, bytes([HIT] * BLOCKS), bytes(BLOCKS), b"", *last))
 
         self.agent.script[Get] = answer
 
-    def reports(self) -> list[tuple[list[int], list[int]]]:
-        """Return the positions that workers reported as verified, and as failed."""
-        return [
-            (
-                codec.positions(report.verified, BLOCKS).tolist(),
-                codec.positions(report.failed, BLOCKS).tolist(),
-            )
-            for report in self.agent.seen_of(ExtentsRead)
-        ]
+    def asked_again(self) -> list[int]:
+        """Return how many blocks each get names that asks again."""
+        return [len(get.lengths) // 4 for get in self.agent.seen_of(Get) if get.is_again]
 
     @contextmanager
     def client(self) -> Iterator[ostraca.Client]:
@@ -182,12 +171,19 @@ def arena_of(client: ostraca.Client) -> NDArray[np.uint8]:
 
 
 @ways
-def test_blocks_in_the_agents_memory_are_copied_from_there_and_reported(host: MemoryHost, get: Get_) -> None:
-    host.offer(*range(BLOCKS))
+@pytest.mark.parametrize("is_early", [True, False])
+def test_blocks_in_the_agents_memory_are_copied_from_there(
+    host: MemoryHost, get: Get_, *, is_early: bool
+) -> None:
+    host.offer(*range(BLOCKS), is_early=is_early)
     with host.client() as client:
         assert set(get(host, client).states) == {HIT}
         assert arena_of(client).any() == (get is not MemoryHost.get_rows), "rows need no arena"
-    assert host.reports() == [([*range(BLOCKS)], [])]
+        counters = client._runtime.direct_counters
+        assert counters is not None
+        assert (counters.blocks_read, counters.blocks_failed) == (BLOCKS, 0)
+        assert counters.bytes_read == sum(map(length_of, range(BLOCKS)))
+    assert not host.asked_again()
     assert host.agent.seen_of(DirectDrives) == [DirectDrives((), reads_memory=True)]
 
 
@@ -196,15 +192,21 @@ def test_the_agent_delivers_the_blocks_that_are_not_in_its_memory(host: MemoryHo
     host.offer(5, 1, 2)
     with host.client() as client:
         assert set(get(host, client).states) == {HIT}
-    assert host.reports() == [([1, 2, 5], [])]
+    assert not host.asked_again()
 
 
 @ways
-def test_blocks_that_gave_way_to_others_are_asked_for_again(host: MemoryHost, get: Get_) -> None:
-    host.offer(*range(BLOCKS), places={**host.places, 1: 0, 4: MEMORY_BYTES - BLOCK_BYTES})
+@pytest.mark.parametrize("is_early", [True, False])
+def test_blocks_that_gave_way_to_others_are_asked_for_again(
+    host: MemoryHost, get: Get_, *, is_early: bool
+) -> None:
+    places = {**host.places, 1: 0, 4: MEMORY_BYTES - BLOCK_BYTES}
+    host.offer(*range(BLOCKS), places=places, is_early=is_early)
     with host.client() as client:
         assert set(get(host, client).states) == {HIT}
-    assert host.reports() == [([0, 2, 3, 5], [1, 4])]
+        counters = client._runtime.direct_counters
+        assert counters is not None
+        assert (counters.blocks_read, counters.blocks_failed) == (BLOCKS - 2, 2)
     first, second = host.agent.seen_of(Get)
     assert [first.is_again, second.is_again] == [False, True]
     slots = codec.u64(first.slots, BLOCKS)
@@ -237,14 +239,13 @@ def test_blocks_beyond_the_agents_memory_break_the_connection(host: MemoryHost) 
         host.offer(*range(BLOCKS), places={**host.places, 3: offset})
         with host.client() as client:
             assert set(host.get(client).states) == {MISS}
-    assert not host.reports()
 
 
 def test_a_client_asks_for_nothing_if_told_not_to(host: MemoryHost) -> None:
     settings = replace(SETTINGS, direct_memory=False)
     with ostraca.connect(host.agent.address, settings=settings) as client:
         assert set(host.get(client).states) == {HIT}
-        host.offer(0)
+        host.offer(*range(BLOCKS))
         assert set(host.get(client).states) == {MISS}, "such an agent breaks the rules"
     assert not host.agent.seen_of(DirectDrives)
 
@@ -277,6 +278,6 @@ def test_memory_that_can_not_be_read_any_more_is_given_up(tmp_path: Path, get: G
     with memory_host(tmp_path, moved) as host, host.client() as client:
         host.offer(*range(BLOCKS))
         assert set(get(host, client).states) == {HIT}
-        assert host.reports() == [([], [*range(BLOCKS)])]
+        assert host.asked_again() == [BLOCKS]
         assert set(get(host, client).states) == {HIT}
     assert [each.reads_memory for each in host.agent.seen_of(DirectDrives)] == [True, False]

@@ -1,10 +1,11 @@
-"""Gets with blocks that the worker reads from drives itself, by transcript."""
+"""Gets with blocks that the worker reads from drives, or from memory, itself, by transcript."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 from tests.sdk.protocol.test_operations import (
     DAMAGED,
@@ -34,6 +35,7 @@ from ostraca._protocol.operations import (
 from ostraca._protocol.own_reads import OwnRead
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.model.outcome import Reason
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Cancel, ExtentsRead, GetDone, GetExtents, GetProgress
 
 READ, FAILED, LOST = OwnRead.READING, OwnRead.FAILED, OwnRead.LOST
@@ -201,3 +203,78 @@ def test_extents_of_landed_blocks_and_a_second_offer_are_refused() -> None:
         operation.on(extents(0, 1), 0.2)
     with pytest.raises(MalformedError, match="second"):
         reading(0).on(extents(1), 0.2)
+
+
+def places(*positions: int) -> bytes:
+    return np.array([1000 + position for position in positions], codec.U64).tobytes()
+
+
+def told(*positions: int) -> GetProgress:
+    return GetProgress(7, u32(*positions), tags(*positions), places(*positions))
+
+
+def test_blocks_in_memory_are_copied_at_the_answer_and_end_the_get() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    last = told(1, 0, 2)
+    done = GetDone(7, bytes([HIT] * 3), bytes(3), b"", last.positions, last.tags, last.places)
+    assert operation.on(done, 0.1) == [Verify(u32(1, 0, 2), tags(1, 0, 2), places(1, 0, 2))]
+    assert operation.on(Verified(u32(1, 0, 2), GOOD * 3), 0.1) == [finished([HIT] * 3, [0] * 3)]
+
+
+@pytest.mark.parametrize("bad", [DAMAGED, UNSEEN])
+def test_copies_that_are_not_good_are_to_be_requested_again(bad: bytes) -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    assert operation.on(told(0, 2), 0.1) == [Verify(u32(0, 2), tags(0, 2), places(0, 2))]
+    assert operation.on(Verified(u32(0, 2), GOOD + bad), 0.1) == []
+    operation.on(GetProgress(7, u32(1), tags(1)), 0.2)
+    assert operation.on(Verified(u32(1), GOOD), 0.2) == []
+    assert operation.on(DONE, 0.3) == [again(2)]
+
+
+def test_a_damaged_block_of_the_agent_is_a_miss_beside_copies() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    operation.on(told(0), 0.1)
+    operation.on(Verified(u32(0), DAMAGED), 0.1)
+    operation.on(GetProgress(7, u32(1, 2), tags(1, 2)), 0.2)
+    operation.on(Verified(u32(1, 2), DAMAGED + GOOD), 0.2)
+    states, reasons = [LATE, MISS, HIT], [Reason.DEADLINE, Reason.DAMAGED, 0]
+    assert operation.on(DONE, 0.3) == [replace(finished(states, reasons), again=u32(0))]
+
+
+def test_blocks_of_memory_and_of_drives_are_requested_again_together() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    operation.on(told(2), 0.1)
+    operation.on(extents(0, 1), 0.1)
+    operation.on(Verified(u32(2), DAMAGED), 0.1)
+    operation.on(ExtentsEnded(u32(0), READ), 0.2)
+    operation.on(Verified(u32(0), GOOD), 0.2)
+    assert operation.on(DONE, 0.2) == []
+    report = Send(ExtentsRead(7, u32(0), u32(1)))
+    assert operation.on(ExtentsEnded(u32(1), FAILED), 0.3) == [report, again(1, 2)]
+
+
+def test_nothing_is_copied_after_the_deadline_or_twice() -> None:
+    operation = GetOperation(get(), until_s=UNTIL_S)
+    operation.on(told(0), 0.1)
+    assert operation.on(told(0), 0.1) == []
+    assert operation.on(told(1), UNTIL_S) == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        GetProgress(7, u32(0), tags(0), places(0, 1)),
+        GetProgress(7, u32(0), tags(0), places(0)[:4]),
+        GetProgress(7, b"", b"", places(0)),
+        GetProgress(7, u32(3), tags(0), places(0)),
+    ],
+)
+def test_senseless_places_are_refused(bad: GetProgress) -> None:
+    with pytest.raises(MalformedError):
+        GetOperation(get(), until_s=UNTIL_S).on(bad, 0.1)
+
+
+def test_places_of_blocks_requested_again_are_refused() -> None:
+    operation = GetOperation(msgspec.structs.replace(get(), is_again=True), until_s=UNTIL_S)
+    with pytest.raises(MalformedError, match="must deliver"):
+        operation.on(told(0), 0.1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -18,14 +17,13 @@ from ostraca._protocol.operations import Effect, Finish, GetOperation
 from ostraca._protocol.own_reads import OwnRead, OwnReads
 from ostraca_dpu_agent.datapath.flash_io import ReadPlan
 from ostraca_dpu_agent.datapath.get import GetRun
-from ostraca_dpu_agent.datapath.location.extents import ExtentOffer
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Pins
 from ostraca_dpu_agent.datapath.staging.staging import Tenants
 from ostraca_dpu_agent.server.dispatcher import WorkerSession
 from ostraca_fabric.model.ids import DriveId, TenantId
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
-from ostraca_fabric.wire.messages import ExtentsRead
+from ostraca_fabric.wire.messages import ExtentsRead, GetProgress
 
 
 def slots_come_back_under_an_own_read() -> None:
@@ -181,33 +179,34 @@ def no_copied_block_is_verified() -> None:
 
 
 def who_asks_again_is_offered_memory() -> None:
-    may_leave_reads = GetRun._may_leave_reads
+    find_in_memory = GetRun._find_in_memory
 
-    def stubborn(self: GetRun) -> bool:
+    def stubborn(self: GetRun) -> Any:
         request = self._request
         self._request = msgspec.structs.replace(request, is_again=False)
-        may_leave = may_leave_reads(self)
+        found = find_in_memory(self)
         self._request = request
-        return may_leave
+        return found
 
-    _change(GetRun, "_may_leave_reads", stubborn)
+    _change(GetRun, "_find_in_memory", stubborn)
 
 
 def blocks_in_memory_are_mixed_up() -> None:
-    offer_of_memory = GetRun._offer_of_memory
+    places = GetRun._places
 
-    def mistaken(self: GetRun, wave: Any) -> ExtentOffer:
-        offer = offer_of_memory(self, wave)
-        return replace(offer, offsets=offer.offsets[::-1])
+    def mistaken(self: GetRun, wave: Any) -> GetProgress:
+        told = places(self, wave)
+        mixed_up = np.frombuffer(told.places, codec.U64)[::-1].tobytes()
+        return msgspec.structs.replace(told, places=mixed_up)
 
-    _change(GetRun, "_offer_of_memory", mistaken)
+    _change(GetRun, "_places", mistaken)
 
 
 def the_agent_delivers_what_it_leaves_in_memory() -> None:
-    offer_of_memory = GetRun._offer_of_memory
+    places = GetRun._places
 
-    def greedy(self: GetRun, wave: Any) -> ExtentOffer:
+    def greedy(self: GetRun, wave: Any) -> GetProgress:
         self._context.tasks.spawn(self._memory_part(wave))
-        return offer_of_memory(self, wave)
+        return places(self, wave)
 
-    _change(GetRun, "_offer_of_memory", greedy)
+    _change(GetRun, "_places", greedy)

@@ -1,8 +1,7 @@
-"""Places of blocks for workers that read drives, or the agent's memory, themselves.
+"""Places of blocks for workers that read drives themselves.
 
-The agent locates and admits the blocks, and pins those on drives. The worker reads, checks the tags, and
-reports the end. The worker asks for failed blocks again. Memory is not held for the worker: the tag of a
-block tells that the memory holds another block meanwhile, which is rare.
+The agent locates, admits and pins the blocks. The worker reads, checks the tags, and reports the end. The
+worker asks for failed blocks again.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ class BlocksRead:
 
 @dataclass(frozen=True, slots=True)
 class ExtentOffer:
-    """Blocks of one source for the worker to read, in columns: a drive, or the agent's memory."""
+    """Blocks of one drive for the worker to read, in columns."""
 
     number: int
-    """Number of the source for the worker."""
+    """Number of the drive for the worker."""
 
     positions: NDArray[np.intp]
     """Positions in the request."""
@@ -103,7 +102,7 @@ class OfferedBlocks:
         return BlocksRead(verified, _taken(left, report.failed), np.flatnonzero(left))
 
     def count_hits(self, verified: NDArray[np.intp]) -> None:
-        """Count verified blocks for each source."""
+        """Count verified blocks for each drive."""
         if len(verified) == len(self.positions):
             for offer in self.offers:
                 offer.count_hits(len(offer.positions))

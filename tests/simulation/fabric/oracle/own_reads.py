@@ -9,18 +9,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import numpy as np
 from tests.simulation.shard.model import ViolationError
 from tests.support.simulated.drives.drive_faults import Befell
 
 from ostraca_dpu_agent.datapath.staging.leases import Purpose
 from ostraca_fabric.tables.digests import are_good
+from ostraca_fabric.wire import codec
 
 if TYPE_CHECKING:
     from tests.simulation.fabric.world.direct import OwnBlock
     from tests.simulation.fabric.world.world import World
 
     from ostraca_dpu_agent.datapath.get import GetRun
-    from ostraca_dpu_agent.datapath.location.extents import ExtentOffer
+    from ostraca_fabric.wire.messages import GetProgress
 
 _EARLY_S = 0.1
 """A pin may end sooner, as agents' clocks differ and gets end before their deadlines."""
@@ -42,10 +44,13 @@ def check_bad_read(world: World, number: int, block: OwnBlock, asked_s: float, u
     world.story.happened[f"direct reads of wrong bytes: {why}"] += 1
 
 
-def check_memory_offer(world: World, run: GetRun, offer: ExtentOffer) -> None:
+def check_places(world: World, run: GetRun, told: GetProgress) -> None:
     """Hear of blocks that an agent is to leave in its memory for a worker to copy: they are there now."""
-    memory, its = run._context.staging.memory.array, offer.positions
-    are_there = are_good(memory, offer.offsets, run._blocks.lengths[its], run._blocks.seeds[its], offer.tags)
+    memory, blocks = run._context.staging.memory.array, run._blocks
+    its = codec.positions(told.positions, len(blocks))
+    offsets = codec.u64(told.places, len(its)).astype(np.int64)
+    tags = codec.rows16(told.tags, len(its))
+    are_there = are_good(memory, offsets, blocks.lengths[its], blocks.seeds[its], tags)
     if not are_there.all() and not world.setup.lies:
         raise ViolationError("an agent leaves a block to a worker where its memory holds something else")
 

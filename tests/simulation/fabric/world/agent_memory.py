@@ -20,13 +20,12 @@ from tests.simulation.shard.model import ViolationError
 from ostraca._protocol.operations import BlockVerdict, Verified
 from ostraca_fabric.tables.digests import are_good
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.messages import MEMORY_NUMBER
 
 if TYPE_CHECKING:
     from tests.simulation.fabric.world.process import AgentProcess
 
+    from ostraca._protocol.operations import Verify
     from ostraca_dpu_agent.agent import Agent
-    from ostraca_fabric.wire.messages import GetExtents
 
 _REST_S = 0.5
 """With so much time left, a get is not late."""
@@ -179,21 +178,15 @@ class MemoryGet:
     copied: set[int] = field(default_factory=set)
     """Positions of blocks left to the worker."""
 
-    async def read(self, extents: GetExtents, until_s: float) -> Verified | None:
-        """Copy the blocks in memory, and verify them, as the SDK's get does; None if there are none."""
-        positions = codec.positions(extents.positions, len(self.slots))
-        its = codec.u32(extents.drives, len(positions)) == MEMORY_NUMBER
-        if not its.any():
-            return None
-        if not its.all():
-            self.reader.memories.happened["offers of memory and drives at once"] += 1
-        positions = positions[its]
+    async def read(self, wanted: Verify, until_s: float) -> Verified:
+        """Copy blocks with places in memory, and verify them, as the SDK's get does."""
+        positions = codec.positions(wanted.positions, len(self.slots))
         blocks = MemoryBlocks(
             positions,
             self.keys[positions],
-            codec.rows16(extents.tags, len(its))[its],
+            codec.rows16(wanted.tags, len(positions)),
             self.lengths[positions],
-            codec.u64(extents.offsets, len(its))[its].astype(np.int64),
+            codec.u64(wanted.places, len(positions)).astype(np.int64),
             self.slots[positions],
         )
         self.copied |= set(positions.tolist())

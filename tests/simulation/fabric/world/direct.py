@@ -28,7 +28,6 @@ from ostraca_fabric.drives.io_engine import IoEnd, IoOperation
 from ostraca_fabric.model.extent import whole_pages
 from ostraca_fabric.tables.digests import GOOD
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.messages import MEMORY_NUMBER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -305,10 +304,6 @@ class OwnGet:
         positions = codec.positions(extents.positions, len(self._slots))
         drives = codec.u32(extents.drives, len(positions)).astype(np.intp)
         offsets = codec.u64(extents.offsets, len(positions)).astype(np.int64)
-        its = drives != MEMORY_NUMBER
-        if not its.any():
-            return
-        positions, drives, offsets = positions[its], drives[its], offsets[its]
         lengths = whole_pages(self._lengths[positions])
         reader.check(drives, offsets, lengths)
         for row, position in enumerate(positions.tolist()):

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.simulation.fabric.oracle.own_reads import check_memory_offer
+from tests.simulation.fabric.oracle.own_reads import check_places
 from tests.simulation.fabric.oracle.said import rows_of
 
 from ostraca._direct import direct_reader
@@ -80,9 +80,7 @@ class Watched:
             lambda _, __, group, rows: oracle.staged(group.keys[rows], group.tags[rows]),
         )
         self._change(OwnerService, "_commit", self._committing(OwnerService._commit))
-        self._hear(
-            GetRun, "_offer_of_memory", lambda offer, run, _: check_memory_offer(self._world, run, offer)
-        )
+        self._hear(GetRun, "_places", lambda told, run, _: check_places(self._world, run, told))
         clock = SimpleNamespace(monotonic=self._world.loop.time)
         self._change(direct_reader, "time", clock)  # its readers are in simulated processes
         self._hear_what_owners_have()

@@ -49,7 +49,6 @@ from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.handshake import DIRECT, LEAVING, MEMORY
 from ostraca_fabric.wire.messages import (
-    MEMORY_NUMBER,
     WIRE_VERSION,
     WIRE_VERSION_OLDEST,
     AnnouncedDrive,
@@ -439,7 +438,7 @@ class Worker:
             return
         slots = self.ledger.slots(request)
         self._shut(slots)
-        if isinstance(answer, GetDone) and len(slots):
+        if isinstance(answer, GetDone) and len(slots) and not answer.places:
             self._check_unread(request, slots[codec.positions(answer.positions, len(slots))])
         if isinstance(answer, GetDone | PutDone):
             unsettled = (
@@ -473,7 +472,7 @@ class Worker:
             case GetProgress():
                 self._check_unread(aside.request, self._shut_some(aside))
                 self._deliver(aside.request, aside)
-            case GetExtents() if self.direct is not None or self._memories is not None:
+            case GetExtents() if self.direct is not None:
                 self._shut_some(aside)
                 self._deliver(aside.request, aside)
             case Fetch() if self._inline is not None and made:
@@ -615,12 +614,14 @@ class WantedBlocks:
     """Bytes of good blocks, by number."""
 
     async def verified(self, wanted: Verify | ReadExtents) -> Verified | None:
-        """Verify blocks, or read them first; None where all reads go on."""
-        verified = (
-            self._verified(wanted) if isinstance(wanted, Verify) else await self._copied(wanted.extents)
-        )
-        if verified is not None:
-            self._hand_over(verified)
+        """Verify blocks, after copies of them; None where reads of drives go on."""
+        if isinstance(wanted, ReadExtents):
+            if self.own is None:
+                raise ViolationError(f"worker {self.worker.name} is to read drives that it has not announced")
+            self.own.read(wanted.extents)
+            return None
+        verified = await self._copied(wanted) if wanted.places else self._verified(wanted)
+        self._hand_over(verified)
         return verified
 
     def note_reads(self, end: Ended) -> None:
@@ -640,14 +641,11 @@ class WantedBlocks:
         verdicts = np.where(good, BlockVerdict.GOOD, BlockVerdict.DAMAGED).astype(np.uint8)
         return Verified(wanted.positions, verdicts.tobytes())
 
-    async def _copied(self, extents: GetExtents) -> Verified | None:
-        """Begin reads of drives, and copy blocks in memory; None if there are none."""
-        is_memory = np.frombuffer(extents.drives, codec.U32) == MEMORY_NUMBER
-        if (is_memory.any() and self.copies is None) or (not is_memory.all() and self.own is None):
-            raise ViolationError(f"worker {self.worker.name} is to read what it has not announced")
-        if self.own is not None:
-            self.own.read(extents)
-        return None if self.copies is None else await self.copies.read(extents, self.until_s)
+    async def _copied(self, wanted: Verify) -> Verified:
+        """Copy blocks out of the agent's memory, and verify them."""
+        if self.copies is None:
+            raise ViolationError(f"worker {self.worker.name} is to copy from memory that it does not read")
+        return await self.copies.read(wanted, self.until_s)
 
     def _hand_over(self, verified: Verified) -> None:
         found = codec.positions(verified.positions, len(self.numbers))
