@@ -355,7 +355,7 @@ class RequestDispatcher:
                 return self._work_on_flash(request)
             case OpenVolume() | Lookup() | Get() | Put() | Prefetch() | Explain() | SettlePast():
                 serving = self._serve_worker(self._sessions[connection], request)
-                return begun(serving) if isinstance(request, Lookup) else serving
+                return begun(serving) if isinstance(request, Lookup | Get) else serving
             case _:
                 raise UsageError(f"{type(request).__name__} is not served by this agent")
 

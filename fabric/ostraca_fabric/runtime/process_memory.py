@@ -55,17 +55,17 @@ def read_process(
     Releases the GIL. Nothing is written after the return. Raises OSError, after which any part may have been
     copied.
     """
-    assert (offsets >= 0).all(), "pieces lie in memory"
-    assert (offsets + lengths <= memory.nbytes).all(), "pieces lie in memory"
+    assert ((offsets >= 0) & (offsets + lengths <= memory.nbytes)).all(), "pieces lie in memory"
     pieces = np.empty((2, len(lengths), 2), np.uint64)
-    pieces[0, :, 0] = np.uint64(memory.ctypes.data) + offsets.astype(np.uint64)
+    pieces[0, :, 0] = offsets
+    pieces[0, :, 0] += np.uint64(at(memory))
     pieces[1, :, 0] = addresses
     pieces[:, :, 1] = lengths
     for first in range(0, len(lengths), _PIECES_MAX):
-        here, there = pieces[:, first : first + _PIECES_MAX]
-        count = len(here)
+        count = min(_PIECES_MAX, len(lengths) - first)
+        here, there = pieces[:, first : first + count]
         copied = _libc.process_vm_readv(process, at(here), count, at(there), count, 0)
         if copied < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        if copied < int(here[:, 1].sum()):
+        if copied < int(lengths[first : first + count].sum(dtype=np.int64)):
             raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))

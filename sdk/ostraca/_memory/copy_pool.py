@@ -156,6 +156,9 @@ class FetchingPool:
 
 def _pieces(lengths: NDArray[np.uint32], share: slice) -> Iterator[slice]:
     """Cut a share into pieces that are shorter than ``SHARE_BYTES`` without their last block."""
+    if share.stop - share.start < 2:  # noqa: PLR2004 (nothing to cut)
+        yield share
+        return
     begins = np.cumsum(lengths[share], dtype=np.int64) - lengths[share]
     numbers = begins // SHARE_BYTES
     cuts = [share.start, *(share.start + 1 + np.flatnonzero(np.diff(numbers))).tolist(), share.stop]

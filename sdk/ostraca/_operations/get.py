@@ -133,13 +133,14 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         self, request: int, at: NDArray[np.intp], slots: NDArray[np.int64], *, is_again: bool = False
     ) -> int:
         """Request the blocks *at* ascending positions into *slots*; return their number."""
+        spans = self._spans(at)
 
         def build() -> GetOperation:
             message = self.spec.message(
                 request,
                 self._handle,
                 self.until_s - time.monotonic(),
-                self._spans(at),
+                spans,
                 lengths=self.lengths[at],
                 slots=slots,
                 # Blocks under way are queued before this request, and would be recomputed before its blocks.
@@ -150,7 +151,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
 
         self._submit_from(slots, build)
         # Computed while the agent works, and needed when the first block has landed.
-        self._seeds_of[request] = self._seeds(at)
+        self._seeds_of[request] = self._seeds(at, spans)
         return len(at)
 
     def _finish(self, operation: BlockOperation, end: Finish) -> None:
@@ -216,10 +217,10 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
     def _count_copies(self, at: NDArray[np.intp], verdicts: NDArray[np.uint8]) -> None:
         """Count blocks copied out of the agent's memory."""
         is_good, counters = verdicts == _GOOD, self._runtime.memory_reads
-        good = int(np.count_nonzero(is_good))
-        counters.blocks_read += good
-        counters.blocks_failed += len(at) - good
-        counters.bytes_read += int(self.lengths[at[is_good]].sum(dtype=np.int64))
+        good = at[is_good]
+        counters.blocks_read += len(good)
+        counters.blocks_failed += len(at) - len(good)
+        counters.bytes_read += int(self.lengths[good].sum(dtype=np.int64))
 
 
 class GetIntoJob(GetJob[GetResult]):

@@ -79,8 +79,8 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 
 _VOLUMES_WATCHED_MAX = 256
 
-_IS_HIT = np.arange(256) == int(BlockState.HIT)
-_IS_STORED = np.isin(np.arange(256), (PutState.STAGED, PutState.COMMITTED))
+_HIT = bytes([BlockState.HIT])
+_STORED = bytes([PutState.STAGED, PutState.COMMITTED])
 
 
 class Meter:
@@ -102,19 +102,22 @@ class Meter:
         if isinstance(spec, LookupSpec) and not spec.is_counted:
             return
         record, took_s = spec.volume.record, time.monotonic() - job.begun_s
-        tally = self.tallies[spec.operation]
+        tally, (states, reasons) = self.tallies[spec.operation], outcomes.encode()
         if lengths is not None:
-            is_moved = (_IS_HIT if isinstance(spec, GetSpec) else _IS_STORED)[outcomes.states]
-            tally.bytes += int(lengths @ is_moved.astype(np.int64))
+            moved = _HIT if isinstance(spec, GetSpec) else _STORED
+            hits = len(states) - len(states.translate(None, moved))
+            if hits == len(states):
+                tally.bytes += int(lengths.sum(dtype=np.int64))
+            elif hits:
+                tally.bytes += int(lengths @ np.isin(outcomes.states, [*moved]).astype(np.int64))
             if isinstance(spec, GetSpec):
-                hits = int(np.count_nonzero(is_moved))
                 self.hit_tokens += hits * record.layout.page_tokens
                 if spec.recompute_s and spec.blocks:
                     self.saved_s += spec.recompute_s * hits / spec.blocks - took_s
         tally.count(outcomes.states, outcomes.reasons)
         tally.timed(took_s)
         name = f"{record.tenant}/{record.name}"
-        watch = self._hit_watches.count(name, spec.operation, *outcomes.encode())
+        watch = self._hit_watches.count(name, spec.operation, states, reasons)
         if watch.take_notice():
             notice = unhit_sentence(name, put_blocks=watch.put_blocks, asked_blocks=watch.asked_blocks)
             log.warning("No hits in %s", notice)
@@ -518,11 +521,13 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
 
     def _spans(self, at: NDArray[np.intp]) -> tuple[Span, ...]:
         """Return a span for each run of neighbours among the blocks *at* ascending positions."""
+        chain, first, last = self.spec.chain, int(at[0]), int(at[-1])
+        if last - first < len(at):  # the usual request
+            return (chain[first : last + 1].span(),)
         ends = np.flatnonzero(np.diff(at) != 1) + 1
         firsts, lasts = at[[0, *ends]].tolist(), at[[*(ends - 1), -1]].tolist()
-        chain = self.spec.chain
         return tuple(chain[first : last + 1].span() for first, last in zip(firsts, lasts, strict=True))
 
-    def _seeds(self, at: NDArray[np.intp]) -> NDArray[np.uint64]:
-        """Return the tag seeds of the blocks *at* ascending positions, from their identities."""
-        return tag_seeds(self.spec.volume.identity, self._spans(at), self.lengths[at])
+    def _seeds(self, at: NDArray[np.intp], spans: tuple[Span, ...]) -> NDArray[np.uint64]:
+        """Return the tag seeds of the blocks *at* ascending positions, in *spans*, from their identities."""
+        return tag_seeds(self.spec.volume.identity, spans, self.lengths[at])

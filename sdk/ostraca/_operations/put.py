@@ -76,7 +76,7 @@ class PutFromJob(PutJob):
             return None
         try:
             at = np.arange(first, first + len(slots))
-            seeds = self._seeds(at)
+            seeds = self._seeds(at, self._spans(at))
             if self._region is not None and self._is_in_place:
                 tags = self._region.tags(at, seeds, copy_pool=self._copy_pool)
             else:
@@ -120,7 +120,8 @@ class PutSlotsJob(PutJob):
     def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes]:
         slots = self._slots[first : first + wanted]
         lengths = self.lengths[first : first + len(slots)]
-        seeds = self._seeds(np.arange(first, first + len(slots)))
+        at = np.arange(first, first + len(slots))
+        seeds = self._seeds(at, self._spans(at))
         tags = compute_tags(self._arena.array, slots, lengths, seeds, copy_pool=self._copy_pool)
         self._sent = first + len(slots)
         return slots, tags.tobytes()

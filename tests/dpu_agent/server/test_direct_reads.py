@@ -61,11 +61,16 @@ class DirectWorker:
 
     async def get(self, deadline_s: float = FAR_S) -> int:
         """Get a block from the agent's answer on, and return the request."""
+        return (await self.answer(deadline_s)).request
+
+    async def answer(self, deadline_s: float = FAR_S) -> GetDone:
+        """Get a block, and return the agent's answer."""
         request = self.connection.next_request_id()
         lengths, slots = np.array([BLOCK_BYTES], codec.U32), np.zeros(1, codec.U64)
         message = Get(request, 0, deadline_s, chain_of([0]), lengths.tobytes(), slots.tobytes(), SLOT_BYTES)
-        assert isinstance(await self.connection.ask(message, FAR_S), GetDone)
-        return request
+        answer = await self.connection.ask(message, FAR_S)
+        assert isinstance(answer, GetDone)
+        return answer
 
     @property
     def offers(self) -> list[GetExtents]:
@@ -120,9 +125,7 @@ async def test_places_in_memory_are_told_only_to_workers_that_were_shown_the_mem
 ) -> None:
     async with direct_worker(tmp_path, with_cache(2 * MIB), features) as worker:
         worker.connection.tell(DirectDrives((), reads_memory=True))
-        request = await worker.get()
-        assert len(worker.offers) == (MEMORY in features)
-        worker.connection.tell(Cancel(request))
+        assert bool((await worker.answer()).places) == (MEMORY in features)
 
 
 End = Callable[[DirectWorker, int], None]
