@@ -21,7 +21,14 @@ if TYPE_CHECKING:
     from ostraca._operations.completions import Completion, Ticket
     from ostraca.client import Client, connect
     from ostraca.client_metrics import ClientMetrics
-    from ostraca.results import BlockOutcomes, GetResult, LookupResult, PrefetchResult, PutResult
+    from ostraca.results import (
+        BlockOutcomes,
+        GetResult,
+        LookupResult,
+        PrefetchResult,
+        PutResult,
+        WithheldRows,
+    )
     from ostraca.settings import ClientSettings
     from ostraca.volume import Volume
     from ostraca_fabric.errors import (
@@ -74,6 +81,7 @@ __all__ = [
     "UsageError",
     "VersionError",
     "Volume",
+    "WithheldRows",
     "aio",
     "connect",
 ]
@@ -81,7 +89,14 @@ __all__ = [
 _HOMES = {
     "ostraca.client": ("Client", "connect"),
     "ostraca.client_metrics": ("ClientMetrics",),
-    "ostraca.results": ("BlockOutcomes", "GetResult", "LookupResult", "PrefetchResult", "PutResult"),
+    "ostraca.results": (
+        "BlockOutcomes",
+        "GetResult",
+        "LookupResult",
+        "PrefetchResult",
+        "PutResult",
+        "WithheldRows",
+    ),
     "ostraca.settings": ("ClientSettings",),
     "ostraca._operations.completions": ("Completion", "Ticket"),
     "ostraca._memory.regions": ("Region",),

@@ -8,7 +8,8 @@ Nothing blocks the event loop: the client's driver runs the operations, and a th
 Arguments, results and errors are those of ``Client`` and ``Volume``.
 
 If an awaiting task is cancelled, the operation is cancelled too, and the cancellation propagates after the
-operation's end. Memory passed to the operation is the caller's again then, and not before.
+operation's end. Memory passed to the operation is the caller's again then, and not before; rows of a region
+may be withheld (``Region.withheld``).
 """
 
 from __future__ import annotations
@@ -93,9 +94,13 @@ class AsyncClient:
             ),
         )
 
-    async def register(self, memory: object, *, row_bytes: int | None = None) -> Region:
+    async def register(
+        self, memory: object, *, row_bytes: int | None = None, may_withhold: bool = False
+    ) -> Region:
         """Register memory of the caller, as ``Client.register``."""
-        return await asyncio.to_thread(self.blocking.register, memory, row_bytes=row_bytes)
+        return await asyncio.to_thread(
+            self.blocking.register, memory, row_bytes=row_bytes, may_withhold=may_withhold
+        )
 
     async def status(self, *, timeout_s: float = 5.0) -> AgentStatus:
         """Ask the agent for its status, as ``Client.status``."""

@@ -254,7 +254,7 @@ class Client:
         open_volume(self._runner, volume, timeout_s=timeout_s)
         return Volume(self._runner, volume)
 
-    def register(self, memory: object, *, row_bytes: int | None = None) -> Region:
+    def register(self, memory: object, *, row_bytes: int | None = None, may_withhold: bool = False) -> Region:
         """Register memory of the caller: its rows are destinations of gets and sources of puts.
 
         *memory* is a numpy array, a torch tensor on the host (also pinned), or a buffer such as an mmap: all
@@ -265,9 +265,15 @@ class Client:
         ``volume.get(chain, into=region.rows([...]), deadline_s=...)`` verifies blocks in their rows: rows of
         blocks that are no HITs have undefined bytes afterwards.
 
+        With *may_withhold*, a client that reads drives itself reads into the rows, without a copy. The caller
+        accepts in return that rows of an ended get may be withheld (``GetResult.withheld``): a drive that
+        answers late may still write there. The memory must begin at a page of 4096 bytes, and rows be whole
+        pages; other regions are used as without *may_withhold*. Blocks are read as whole pages, and zeros
+        fill the last page. Do not fork while rows are withheld: a child's copy of them may change.
+
         Raises UsageError, also for memory that overlaps a registered region; and ClosedError.
         """
-        checked = RegionMemory(memory, row_bytes)
+        checked = RegionMemory(memory, row_bytes, may_withhold=flag("may_withhold", may_withhold))
         self._runner.do(lambda: self._runtime.regions.add(checked))
         return Region(checked, self._unregister)
 
@@ -330,7 +336,7 @@ class Client:
         """End the connection and release the arena. Repeated calls do nothing.
 
         Calls of other threads and submitted operations end as DISCONNECTED. Memory still writable by an agent
-        stays mapped.
+        or a drive stays in use.
         """
         self._runner.close()
 

@@ -6,7 +6,11 @@ it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import _thread
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,6 +19,9 @@ from ostraca_fabric.telemetry.requests import tally_text
 
 _HIT = bytes([BlockState.HIT])
 _KNOWN_REASONS = frozenset(Reason)
+
+_SIGNALS_S = 0.05
+"""Longest sleep of a waiter, in case another waiter was interrupted by a signal handler."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -68,10 +75,76 @@ class BlockOutcomes(_CodedResult):
         return tuple(np.flatnonzero(np.frombuffer(self.state_codes, np.uint8) != BlockState.HIT).tolist())
 
 
+class LateRead:
+    """Rows that reads of a drive may still write after the end of their get.
+
+    A single thread calls ``end``, once. All other methods are for any thread.
+    """
+
+    def __init__(self, positions: Sequence[int]) -> None:
+        self.positions = tuple(positions)
+        """Positions of the blocks in their get."""
+
+        self.is_ended = False
+        self._ended = _thread.allocate_lock()
+        self._ended.acquire()
+
+    def end(self) -> None:
+        """Note that no byte lands in the rows any more."""
+        self.is_ended = True
+        self._ended.release()
+
+    def wait(self, until_s: float) -> bool:
+        """Wait for the end until *until_s* on the monotonic clock; return whether the reads have ended."""
+        while not self.is_ended and (left_s := until_s - time.monotonic()) > 0:
+            if self._ended.acquire(timeout=min(left_s, _SIGNALS_S)):
+                self._ended.release()  # for other waiters
+        return self.is_ended
+
+
+class WithheldRows:
+    """Rows of a region that a drive may still write, though their get has ended.
+
+    Only gets into regions registered with ``may_withhold`` have any, when a worker reads drives itself and a
+    drive answers late or never. None of these blocks is a HIT. Until the end of the read, such a row changes
+    at any moment, operations refuse the row, and its region can't be unregistered. Afterwards the row is
+    zeroed and free. The length is the number of rows withheld now. All methods are for any thread.
+    """
+
+    def __init__(self, reads: Sequence[LateRead] = ()) -> None:
+        """Present late reads to users; for the client's own modules."""
+        self._reads = tuple(reads)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Positions in the get of the blocks with rows withheld now."""
+        return tuple(
+            sorted(position for read in self._reads if not read.is_ended for position in read.positions)
+        )
+
+    def __len__(self) -> int:
+        """Count the rows withheld now."""
+        return len(self.positions)
+
+    def __repr__(self) -> str:
+        """Count the rows."""
+        return f"<WithheldRows: {len(self)} now>"
+
+    def wait(self, timeout_s: float = math.inf) -> bool:
+        """Wait until no row is withheld, at most *timeout_s*; return whether that is so.
+
+        In asyncio, await ``asyncio.to_thread(withheld.wait)``.
+        """
+        until_s = time.monotonic() + timeout_s
+        return all(read.wait(until_s) for read in self._reads)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class GetResult(BlockOutcomes):
     """Result of a get. A block is a HIT if its bytes were verified and handed over."""
 
-    __slots__ = ()
+    withheld: WithheldRows = field(default=WithheldRows(), compare=False)
+    """Rows not to be used yet; empty unless the region was registered with ``may_withhold``."""
 
 
 class PrefetchResult(BlockOutcomes):

@@ -139,6 +139,7 @@ class Volume:
 
         A block's memory is written if and only if the block is a HIT, after verification of the bytes. In
         rows of a region (``Client.register``), blocks are verified in place: other rows are then undefined.
+        By consent of the caller, some of those may be withheld for a while (``GetResult.withheld``).
 
         *recompute_s* is the time for recomputing the whole chain, in equal parts per block. The fabric
         estimates the get's time from recently measured queues and speeds, and declines slower blocks at once

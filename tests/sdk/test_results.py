@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from ostraca.results import BlockOutcomes, GetResult, LookupResult, PutResult
+import threading
+import time
+
+from ostraca.results import BlockOutcomes, GetResult, LateRead, LookupResult, PutResult, WithheldRows
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 
 HIT, MISS, LATE = BlockState.HIT, BlockState.MISS, BlockState.LATE
@@ -47,3 +50,36 @@ def test_a_reason_that_only_newer_agents_know_reads_as_none() -> None:
 def test_results_are_values() -> None:
     assert GetResult(b"\1", b"\0") == GetResult(b"\1", b"\0")
     assert GetResult(b"\1", b"\0") != GetResult(b"\0", b"\1")
+
+
+def test_withheld_rows_become_free_read_by_read() -> None:
+    first, second = LateRead([4, 0]), LateRead([2])
+    withheld = WithheldRows([first, second])
+    assert (withheld.positions, len(withheld)) == ((0, 2, 4), 3)
+    first.end()
+    assert withheld.positions == (2,)
+    assert not withheld.wait(0)
+    second.end()
+    assert withheld.wait(0)
+    assert not withheld
+    assert repr(withheld) == "<WithheldRows: 0 now>"
+
+
+def test_all_waiters_for_a_withheld_row_see_its_end() -> None:
+    read, found = LateRead([0]), list[bool]()
+    withheld = WithheldRows([read])
+    begun_s = time.monotonic()
+    assert not withheld.wait(0.02)
+    assert time.monotonic() - begun_s >= 0.02
+    waiters = [threading.Thread(target=lambda: found.append(withheld.wait())) for _ in range(3)]
+    for each in waiters:
+        each.start()
+    read.end()
+    for each in waiters:
+        each.join(30.0)
+    assert found == [True] * 3
+
+
+def test_results_are_equal_whatever_is_withheld() -> None:
+    assert GetResult(b"\1", b"\0") == GetResult(b"\1", b"\0", withheld=WithheldRows([LateRead([0])]))
+    assert not GetResult(b"\1", b"\0").withheld

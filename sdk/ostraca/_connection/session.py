@@ -283,7 +283,8 @@ class AgentSession:
         method raises, nothing has changed, and ``leave`` must not be called.
 
         The taken *slots* belong to the request from here on; ``leave`` gives them back when free. The blocks
-        lie in *rows*, if any, which require ``takes_rows``. They are in use until the return of ``leave``.
+        lie in *rows*, if any, which require ``takes_rows``. They are in use until the return of ``leave`` or
+        ``forget``.
         """
         frame = encode(message)
         is_first = False
@@ -377,8 +378,7 @@ class AgentSession:
         """End the caller's interest in a request and its slots. Nothing uses its rows afterwards."""
         with self._arena.changed:
             self._mailboxes.pop(request, None)
-            self._shut(self._arena.ledger.slots(request))
-            rows = None if self._inline is None else self._inline.unbind(request)
+            rows = self._shut_all(request)
             self._arena.ledger.leave(request)
             is_due = self._arena.ledger.is_due(self)
             self._arena.ledger.tell_changed()
@@ -388,10 +388,15 @@ class AgentSession:
             self._loop.wake()
 
     def forget(self, request: int) -> None:
-        """End the caller's wait for a request; its slots stay in use until ``leave``."""
+        """End the caller's wait for a request; its slots stay in use until ``leave``.
+
+        The connection does not use the request's rows afterwards.
+        """
         with self._arena.changed:
             self._mailboxes.pop(request, None)
-            self._shut(self._arena.ledger.slots(request))
+            rows = self._shut_all(request)
+        if rows is not None:
+            self._loop.detach(rows.memory)
 
     def break_off(self, cause: str) -> None:
         """End the connection after a protocol error; requests get Disconnected."""
@@ -461,6 +466,11 @@ class AgentSession:
         """Stop inline bytes from landing in these slots. The lock is held."""
         if self._inline is not None and len(slots):
             self._inline.shut(slots)
+
+    def _shut_all(self, request: int) -> RequestRows | None:
+        """Shut the slots of a request, and return its rows, to be detached. The lock is held."""
+        self._shut(self._arena.ledger.slots(request))
+        return None if self._inline is None else self._inline.unbind(request)
 
     def _answer(self, fetch: Fetch) -> None:
         """Send the blocks of an inline agent's Fetch."""

@@ -1,4 +1,4 @@
-"""Reader of blocks from drives of this host, into the arena.
+"""Reader of blocks from drives of this host, into the arena, or into rows of a region.
 
 A single I/O engine serves all drives, and a daemon thread takes the ends of reads. A drive that fails or
 falls silent is suspended: reads are refused at once for a while, and the agent reads the blocks instead.
@@ -92,7 +92,7 @@ class _ReadBatch:
     request: int
     drive: _ReaderDrive
     rows: Rows
-    pieces: Pieces
+    lengths: NDArray[np.uint32]
     states: NDArray[np.uint8]
     ended: Ended
     is_lost: bool = False
@@ -181,14 +181,19 @@ class DirectReader:
         memory_offsets: NDArray[np.int64],
         lengths: NDArray[np.int64] | NDArray[np.uint32],
         ended: Ended,
+        *,
+        memory: NDArray[np.uint8] | None = None,
     ) -> None:
         """Read blocks that passed ``check``: columns of shape (n,), in bytes.
 
         Memory offsets are multiples of 4096. *ended* gets each row once, in groups: from the reader's thread
         as batches end, or at once from this thread for refused blocks. Several reads may have one *request*.
+
+        *memory*, a flat array that begins at a page, takes the blocks instead of the arena. The reader keeps
+        the array alive until its reads have ended, and not longer.
         """
         places = Pieces(
-            self._memory,
+            self._memory if memory is None else memory,
             memory_offsets.astype(np.int64),
             offsets.astype(np.int64),
             lengths.astype(np.uint32),
@@ -254,7 +259,8 @@ class DirectReader:
         """Submit a batch; False for a refused batch."""
         if self._is_closing or drive.suspended_until_s is not None:
             return False
-        batch = _ReadBatch(request, drive, rows, pieces, np.zeros(len(rows), np.uint8), ended)
+        # Only the engine knows the memory: its owner may close it as soon as the end is reported.
+        batch = _ReadBatch(request, drive, rows, pieces.lengths, np.zeros(len(rows), np.uint8), ended)
         end = partial(self._end, batch)
         engine = self._engine
         assert engine is not None, "drives have an engine"
@@ -311,7 +317,7 @@ class DirectReader:
                 drive.lost -= 1
             else:
                 self.counters.blocks_read += len(good)
-                self.counters.bytes_read += int(batch.pieces.lengths[is_good].sum(dtype=np.int64))
+                self.counters.bytes_read += int(batch.lengths[is_good].sum(dtype=np.int64))
                 self.counters.blocks_failed += len(failed)
             is_news = bool(end.failed) and self._suspend(drive)
         if is_news:

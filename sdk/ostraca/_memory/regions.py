@@ -9,11 +9,15 @@ undefined afterwards.
 
 **Ends.** After an operation's end, no byte lands in its rows, and none is read from there. A row belongs to
 one get at a time, or to any number of puts: the claims say so. A region ends when no operation claims a row.
+
+**Withheld rows** are the exception, by consent of the caller: a drive may still write there after the end of
+the get. Their claims end with the reads (``ostraca._memory.row_reads``).
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,16 +41,22 @@ from ostraca._memory.inline_arena import RequestRows
 from ostraca._protocol.operations import no_verdicts, verdicts_of
 from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.extent import PAGE_BYTES, whole_pages
 from ostraca_fabric.model.limits import whole
 from ostraca_fabric.wire.codec import are_distinct
 
-_WRITTEN = -1
+_WRITTEN, _WITHHELD = -1, -2
+
+_AWAIT_WITHHELD = "wait for the end of that read, as with GetResult.withheld"
 
 
 class RegionMemory:
-    """Memory of a region, and the claims of operations to its rows. Claims are for the driver's thread."""
+    """Memory of a region, and the claims of operations to rows.
 
-    def __init__(self, given: object, row_bytes: int | None) -> None:
+    Claims are for the driver's thread. Releases are for any thread: reads may end after the operation.
+    """
+
+    def __init__(self, given: object, row_bytes: int | None, *, may_withhold: bool = False) -> None:
         """Check the memory. Raises UsageError."""
         self.array, self.is_writable, rows = _inspect(given)
         if row_bytes is None and not rows:
@@ -62,49 +72,87 @@ class RegionMemory:
         self.address = self.array.ctypes.data
         self.size_bytes = size_bytes
         self.rows = size_bytes // self.row_bytes
-        self._users = np.zeros(self.rows, np.int32)
-        """Number of puts that use a row, or ``_WRITTEN`` for a get."""
+        self.takes_reads = may_withhold and not (self.address | self.row_bytes) % PAGE_BYTES
+        """Whether reads of drives may land in rows: whole pages, by consent of the caller."""
 
-        self.operations = 0
-        """Number of operations with claims."""
+        self._changed = threading.Lock()
+        self._users = np.zeros(self.rows, np.int32)
+        """Number of puts that use a row, or ``_WRITTEN`` for a get, or ``_WITHHELD``."""
+
+        self._claims = 0
+        self._is_leaving = False
 
     @property
     def is_ended(self) -> bool:
         """Whether the region was unregistered."""
         return not self.array.nbytes
 
+    @property
+    def withheld(self) -> NDArray[np.intp]:
+        """Numbers of the rows under late reads of ended gets."""
+        return np.flatnonzero(self._users == _WITHHELD)
+
     def check_registered(self) -> None:
         """Raise UsageError after the region's end."""
         if self.is_ended:
             raise UsageError("the region is unregistered: register the memory again")
 
+    def check_unused(self) -> None:
+        """Raise UsageError while rows are claimed."""
+        claims, withheld = self._claims, len(self.withheld)
+        if withheld:
+            raise UsageError(f"a drive may still write to {withheld} rows of the region: {_AWAIT_WITHHELD}")
+        if claims:
+            raise UsageError(
+                f"{claims} operations use rows of the region: wait for their ends, or cancel them"
+            )
+
     def claim(self, numbers: NDArray[np.int64], *, is_written: bool) -> None:
         """Claim rows for an operation. Raises UsageError if another operation uses one of them."""
         self.check_registered()
-        users = self._users[numbers]
-        is_taken = users != 0 if is_written else users == _WRITTEN
-        if is_taken.any():
-            raise UsageError(
-                f"row {numbers[is_taken][0]} of the region is in use by another operation: wait for that "
-                "operation's end"
-            )
-        if is_written:
-            self._users[numbers] = _WRITTEN
-        else:
-            np.add.at(self._users, numbers, 1)
-        self.operations += 1
+        with self._changed:
+            users = self._users[numbers]
+            is_taken = users != 0 if is_written else users < 0
+            if is_taken.any():
+                user, cure = "another operation", "wait for that operation's end"
+                if users[is_taken][0] == _WITHHELD:
+                    user, cure = "a late read of a drive", _AWAIT_WITHHELD
+                raise UsageError(f"row {numbers[is_taken][0]} of the region is in use by {user}: {cure}")
+            if is_written:
+                self._users[numbers] = _WRITTEN
+            else:
+                np.add.at(self._users, numbers, 1)
+            self._claims += 1
+
+    def withhold(self, numbers: NDArray[np.int64]) -> None:
+        """Turn rows claimed by a get into withheld rows, with a separate claim."""
+        with self._changed:
+            self._users[numbers] = _WITHHELD
+            self._claims += 1
 
     def release(self, numbers: NDArray[np.int64], *, is_written: bool) -> None:
-        """Undo a claim."""
-        if is_written:
-            self._users[numbers] = 0
-        else:
-            np.subtract.at(self._users, numbers, 1)
-        self.operations -= 1
+        """Undo a claim; withheld rows were written."""
+        with self._changed:
+            if is_written:
+                self._users[numbers] = 0
+            else:
+                np.subtract.at(self._users, numbers, 1)
+            self._claims -= 1
+            is_over = self._is_leaving and not self._claims
+        if is_over:
+            self.end()
 
     def end(self) -> None:
         """Let go of the memory."""
         self.array = np.empty(0, np.uint8)
+
+    def end_unused(self) -> None:
+        """Let go of the memory as soon as no row is claimed. No claim may follow."""
+        with self._changed:
+            self._is_leaving = True
+            is_over = not self._claims
+        if is_over:
+            self.end()
 
 
 class RegionTable:
@@ -127,17 +175,14 @@ class RegionTable:
 
     def remove(self, region: RegionMemory) -> None:
         """End a region. Raises UsageError while operations use its rows."""
-        if region.operations:
-            raise UsageError(
-                f"{region.operations} operations use rows of the region: wait for their ends, or cancel them"
-            )
+        region.check_unused()
         region.end()
         self._live.discard(region)
 
     def end(self) -> None:
-        """End all regions. No operation may be under way."""
+        """End all regions, or later with withheld rows. No operation may be under way."""
         for region in list(self._live):
-            region.end()
+            region.end_unused()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -167,8 +212,8 @@ class RegionRows:
         parts = np.zeros(count, PART)
         parts["address"] = np.uint64(memory.address) + (numbers * memory.row_bytes).astype(np.uint64)
         parts["run_bytes"], parts["runs"] = self.lengths, 1
-        first_part, owners = np.arange(count + 1), (memory.array,)
-        return RegionBlocks(parts, first_part, self.lengths, is_written, owners, memory, numbers)
+        # No owners: the region keeps the memory until its end, and not longer.
+        return RegionBlocks(parts, np.arange(count + 1), self.lengths, is_written, (), memory, numbers)
 
     def _check(self, count: int, *, is_written: bool) -> None:
         check_count(len(self.numbers), count)
@@ -182,7 +227,7 @@ class Region:
     """Registered memory: ``Client.register`` makes one. Unregister it, or use it as a context manager.
 
     Until then the memory stays in use, and can't be resized. Dropping the region and its rows, and the end of
-    the client, unregister it too.
+    the client, unregister it too, but not before the end of the last late read.
     """
 
     def __init__(self, memory: RegionMemory, unregister: Callable[[RegionMemory], None]) -> None:
@@ -194,6 +239,11 @@ class Region:
     def row_bytes(self) -> int:
         """Bytes of a row."""
         return self._memory.row_bytes
+
+    @property
+    def withheld(self) -> tuple[int, ...]:
+        """Rows under late reads of drives, after the end of a get (``GetResult.withheld``)."""
+        return tuple(self._memory.withheld.tolist())
 
     def __len__(self) -> int:
         """Count the rows."""
@@ -228,7 +278,8 @@ class Region:
     def unregister(self) -> None:
         """Let go of the memory: from here on the client neither reads nor writes it.
 
-        Repeated calls do nothing. Raises UsageError while operations use rows; each ends by its deadline.
+        Repeated calls do nothing. Raises UsageError while operations use rows, each of which ends by its
+        deadline, and while rows are withheld.
         """
         if not self._memory.is_ended:
             self._unregister(self._memory)
@@ -259,9 +310,9 @@ class RegionBlocks(HostBlocks):
         """Claim the rows, before the first access. Raises UsageError."""
         self.memory.claim(self.numbers, is_written=self.is_written)
 
-    def release(self) -> None:
-        """Release the claimed rows, after the last access."""
-        self.memory.release(self.numbers, is_written=self.is_written)
+    def release(self, at: slice | NDArray[np.intp] = slice(None)) -> None:
+        """Release claimed rows, all or some *at* positions, after the last access."""
+        self.memory.release(self.numbers[at], is_written=self.is_written)
 
     def request_rows(self, at: NDArray[np.intp]) -> RequestRows:
         """Return rows for a request of the blocks *at* these positions. Shape (n,)."""
@@ -295,8 +346,27 @@ class RegionBlocks(HostBlocks):
 
     def wipe(self, at: NDArray[np.int64]) -> None:
         """Zero the blocks *at* these positions, as the bytes may belong to another tenant."""
-        for offset, length in zip(self.offsets(at).tolist(), self.lengths[at].tolist(), strict=True):
-            self.memory.array[offset : offset + length] = 0
+        self._zero(at, 0, self.lengths[at])
+
+    def wipe_pages(self, at: NDArray[np.intp]) -> None:
+        """Zero the pages of the blocks *at* positions; for rows that take reads of drives."""
+        self._zero(at, 0, whole_pages(self.lengths[at]))
+
+    def wipe_padding(self, at: NDArray[np.intp] | NDArray[np.int64]) -> None:
+        """Zero the rest of the last page of the blocks *at* positions, beyond any tag."""
+        has_padding = at[self.lengths[at] % PAGE_BYTES != 0]
+        self._zero(has_padding, self.lengths[has_padding], whole_pages(self.lengths[has_padding]))
+
+    def _zero(
+        self,
+        at: NDArray[np.intp] | NDArray[np.int64],
+        first: int | NDArray[np.uint32],
+        end: NDArray[np.uint32],
+    ) -> None:
+        """Zero bytes *first* to *end* of the rows of the blocks *at* positions."""
+        rows = self.offsets(at)
+        for begin, stop in zip((rows + first).tolist(), (rows + end).tolist(), strict=True):
+            self.memory.array[begin:stop] = 0
 
     def tags(
         self, at: NDArray[np.intp], seeds: NDArray[np.uint64], *, copy_pool: Sharing

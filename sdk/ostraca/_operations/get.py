@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import FetchingPool, Sharing, verified_slices
 from ostraca._memory.device_blocks import COPY_FAILED
+from ostraca._memory.regions import RegionBlocks
+from ostraca._memory.row_reads import RowReads
 from ostraca._memory.views import BlockViews, SlotHolds, SlotLoan
 from ostraca._operations.job import Runtime, SlotJob
 from ostraca._protocol.operations import (
@@ -33,7 +35,7 @@ from ostraca._protocol.operations import (
 )
 from ostraca._protocol.own_reads import OwnRead
 from ostraca._protocol.specs import GetSpec
-from ostraca.results import GetResult
+from ostraca.results import GetResult, LateRead, WithheldRows
 from ostraca_fabric.errors import MalformedError, TransportError
 from ostraca_fabric.model.extent import whole_pages
 from ostraca_fabric.model.outcome import Reason
@@ -176,12 +178,19 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         offsets = codec.u64(extents.offsets, len(positions)).astype(np.int64)
         lengths = whole_pages(self.lengths[operation.at[positions]])
         direct.check(drives, offsets, lengths)
-        assert operation.slots is not None
+        memory, places = self._take_reads(operation, positions)
 
         def ended(rows: NDArray[np.intp], state: ReadState) -> None:
             mailbox.put((request, ExtentsEnded(positions[rows].tobytes(), _OWN_READS[state.name])))
 
-        direct.read(request, drives, offsets, operation.slots[positions], lengths, ended)
+        direct.read(request, drives, offsets, places, lengths, ended, memory=memory)
+
+    def _take_reads(
+        self, operation: BlockOperation, positions: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return the memory for blocks about to be read from drives, and their places there."""
+        assert operation.slots is not None
+        return self._arena.array, operation.slots[positions]
 
     def _distrust(self, operation: BlockOperation, damaged: NDArray[np.uint32]) -> None:
         """Suspend drives with damaged blocks: an old copy of a drive would cost each get two reads."""
@@ -231,10 +240,14 @@ class GetIntoJob(GetJob[GetResult]):
         self._into = self._caller_memory(into, argument="into", is_written=True)
         self.lengths = self._into.lengths
         self._has_lost_copies = False
+        region = self._region
+        takes_reads = region is not None and region.memory.takes_reads and runtime.direct is not None
+        self._row_reads = RowReads(region) if region is not None and takes_reads else None
+        self._late_reads: list[LateRead] = []
 
     def result(self) -> GetResult:
         """Build the result."""
-        return GetResult(*self.outcomes.encode(), self.outcomes.note)
+        return GetResult(*self.outcomes.encode(), self.outcomes.note, WithheldRows(self._late_reads))
 
     def advance(self) -> None:
         """Start further requests.
@@ -248,6 +261,26 @@ class GetIntoJob(GetJob[GetResult]):
     def _begin(self, request: int, first: int) -> int:
         self._into.prepare(self._arena.array)
         return super()._begin(request, first)
+
+    def _get(
+        self, request: int, at: NDArray[np.intp], slots: NDArray[np.int64], *, is_again: bool = False
+    ) -> int:
+        if is_again and self._row_reads is not None:
+            self._row_reads.forget(at)
+        return super()._get(request, at, slots, is_again=is_again)
+
+    def _take_reads(
+        self, operation: BlockOperation, positions: NDArray[np.uint32]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        if self._row_reads is None:
+            return super()._take_reads(operation, positions)
+        return self._row_reads.begin(operation.request, operation.at[positions])
+
+    def _release_rows(self, region: RegionBlocks) -> None:
+        if self._row_reads is not None and self._runtime.direct is not None:
+            self._late_reads = self._row_reads.end(self._runtime.direct.when_read)
+        else:
+            super()._release_rows(region)
 
     def _drop(self, request: int) -> None:
         if self._into.wait():
@@ -265,12 +298,15 @@ class GetIntoJob(GetJob[GetResult]):
         tags: NDArray[np.uint8],
         source: BlocksInMemory | None = None,
     ) -> NDArray[np.uint8]:
-        region, until_s = self._region, self.until_s
-        if region is not None and (self._is_in_place or source is not None):
+        region, reads, until_s = self._region, self._row_reads, self.until_s
+        is_in_row = self._is_in_place or source is not None or (reads is not None and reads.has(blocks))
+        if region is not None and is_in_row:
             copy_pool = self._pool(source, region.memory.array, region.offsets(blocks))
             verdicts = region.verify(blocks, seeds, tags, until_s=until_s, copy_pool=copy_pool)
             if source is not None:
                 region.wipe(blocks[verdicts != _GOOD])
+            if reads is not None:
+                reads.verify(blocks[verdicts == _GOOD])
             return verdicts
         memory = self._arena.array
         copy_pool = self._pool(source, memory, offsets)

@@ -469,17 +469,23 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
     def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
         """Begin on a session.
 
-        Blocks move in place if this process moves all of their bytes. Its own reads of drives need an arena:
-        a silent drive may write long after.
+        Blocks move in place if this process moves all of their bytes. Its own reads of drives need an arena,
+        unless the region takes them: a silent drive may write long after.
         """
         super().begin(session, handle, mailbox, holds)
-        self._is_in_place = self._region is not None and session.takes_rows and self._runtime.direct is None
+        region, has_drives = self._region, self._runtime.direct is not None
+        takes_all = region is not None and (region.memory.takes_reads or not has_drives)
+        self._is_in_place = takes_all and session.takes_rows
 
     def close(self) -> None:
         """Release all resources, and the claimed rows last."""
         super().close()
         if self._region is not None and self._has_claimed:
-            self._region.release()
+            self._release_rows(self._region)
+
+    def _release_rows(self, region: RegionBlocks) -> None:
+        """Release the claimed rows."""
+        region.release()
 
     def _caller_memory(self, value: object, *, argument: str, is_written: bool) -> CallerBlocks:
         """Check the memory for the job's blocks. Raises UsageError."""

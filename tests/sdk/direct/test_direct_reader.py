@@ -333,6 +333,27 @@ def test_memory_outside_of_the_arena_is_refused(tmp_path: Path) -> None:
         assert reader.version == 0
 
 
+def test_other_memory_takes_blocks_and_is_let_go_before_their_end(tmp_path: Path, mode: str) -> None:
+    content = create_drive(tmp_path / "drive.img")
+    mapped, first = mmap.mmap(-1, 4 * PAGE_BYTES), arena()
+    closed = threading.Event()
+
+    def close(*_: object) -> None:
+        assert mapped[PAGE_BYTES : 2 * PAGE_BYTES] == content[7 * PAGE_BYTES : 8 * PAGE_BYTES]
+        mapped.close()  # raises BufferError if anything still refers to it
+        closed.set()
+
+    with reader_of(tmp_path, first, mode) as reader:
+        memory = np.frombuffer(mapped, np.uint8)
+        refused = Receiver(reader)
+        reader.read(1, drives_of(0), places(7), places(4), places(1), refused, memory=memory)
+        assert refused.states == [(0, ReadState.FAILED)], "beyond that memory"
+        reader.read(2, drives_of(0), places(7), places(1), places(1), close, memory=memory)
+        del memory
+        assert closed.wait(FAR_S)
+    assert not first.any()
+
+
 def test_a_receiver_that_fails_stops_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     create_drive(tmp_path / "drive.img")
 
