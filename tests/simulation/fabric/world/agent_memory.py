@@ -131,7 +131,7 @@ class MemoryBlocks:
     tags: NDArray[np.uint8]
     lengths: NDArray[np.uint32]
     offsets: NDArray[np.int64]
-    slots: NDArray[np.int64]
+    destinations: NDArray[np.int64]
 
     def are_there(self, agent: Agent) -> NDArray[np.bool_]:
         """Say which blocks an agent still has where it has said."""
@@ -147,16 +147,16 @@ class MemoryBlocks:
             are_there[found] |= (offsets == self.offsets[found]) & (tags == self.tags[found]).all(axis=1)
         return are_there
 
-    def copy(self, agent: Agent, arena: NDArray[np.uint8], begin: float, end: float) -> None:
+    def copy(self, agent: Agent, to: NDArray[np.uint8], begin: float, end: float) -> None:
         """Copy a part of each block, from one share of it to another."""
         memory = agent._staging.memory.array
-        for slot, offset, length in zip(
-            self.slots.tolist(), self.offsets.tolist(), self.lengths.tolist(), strict=True
+        for destination, offset, length in zip(
+            self.destinations.tolist(), self.offsets.tolist(), self.lengths.tolist(), strict=True
         ):
             if not 0 <= offset <= len(memory) - length:
                 raise ViolationError(f"a block at {offset} of an agent's {len(memory)} bytes of memory")
             first, last = int(begin * length), int(end * length)
-            arena[slot + first : slot + last] = memory[offset + first : offset + last]
+            to[destination + first : destination + last] = memory[offset + first : offset + last]
 
 
 @dataclass(eq=False)
@@ -164,9 +164,14 @@ class MemoryGet:
     """Blocks of one get that its worker copies out of an agent's memory."""
 
     reader: MemoryReader
-    arena: NDArray[np.uint8]
+    memory: NDArray[np.uint8]
+    """Destination: the arena, or a region."""
+
+    offsets: NDArray[np.int64]
+    """Places of the blocks there."""
+
     under_copy: Counter[int]
-    """Slots of the arena that copies are under way to."""
+    """Slots that copies are under way to, or to rows that they are names of."""
 
     slots: NDArray[np.int64]
     keys: NDArray[np.uint8]
@@ -187,16 +192,17 @@ class MemoryGet:
             codec.rows16(wanted.tags, len(positions)),
             self.lengths[positions],
             codec.u64(wanted.places, len(positions)).astype(np.int64),
-            self.slots[positions],
+            self.offsets[positions],
         )
+        slots = self.slots[positions].tolist()
         self.copied |= set(positions.tolist())
-        self.under_copy.update(blocks.slots.tolist())
+        self.under_copy.update(slots)
         were_there = await self._copied(blocks, until_s)
-        self.under_copy.subtract(blocks.slots.tolist())
+        self.under_copy.subtract(slots)
         if asyncio.get_running_loop().time() >= until_s:
             self.reader.memories.happened["memory reads not in time"] += len(positions)
             return Verified(positions.tobytes(), bytes([BlockVerdict.UNSEEN] * len(positions)))
-        good = are_good(self.arena, blocks.slots, blocks.lengths, self.seeds[positions], blocks.tags)
+        good = are_good(self.memory, blocks.destinations, blocks.lengths, self.seeds[positions], blocks.tags)
         self._judge(good, were_there)
         return Verified(
             positions.tobytes(),
@@ -221,7 +227,7 @@ class MemoryGet:
         if agent is None:
             self.reader.memories.happened["copies from the memory of dead agents"] += 1
             return np.zeros(len(blocks.positions), np.bool_)
-        blocks.copy(agent, self.arena, begin, end)
+        blocks.copy(agent, self.memory, begin, end)
         return blocks.are_there(agent)
 
     def _judge(self, good: NDArray[np.bool_], were_there: NDArray[np.bool_]) -> None:

@@ -176,7 +176,7 @@ class Worker:
         self.region: WatchedRegion | None = None
         """Where some blocks that cross inline go from and to."""
 
-        if regions and is_inline and self.direct is None and self._memories is None:
+        if regions and is_inline and self.direct is None:
             self.region = WatchedRegion(random.Random(client), regions)
         self._mail: dict[int, asyncio.Queue[Event]] = {}
         self._requests = 0
@@ -255,14 +255,14 @@ class Worker:
         )
         if self.direct is not None:
             wanted.own = OwnGet(self.direct, request, slots, lengths, self._deliver)
-        if link.memory is not None:
-            keys = derive_keys(volume.secret, spans)
-            wanted.copies = MemoryGet(
-                link.memory, self.arena.array, self.under_copy, slots, keys, lengths, seeds
-            )
         lent = self._bound(request, slots, lengths, is_written=True)
         if lent is not None:
             wanted.memory, wanted.offsets = lent.memory, lent.offsets
+        if link.memory is not None:
+            keys = derive_keys(volume.secret, spans)
+            wanted.copies = MemoryGet(
+                link.memory, wanted.memory, wanted.offsets, self.under_copy, slots, keys, lengths, seeds
+            )
         if self._inline is not None:
             self._inline.open(slots, SLOT_BYTES)
         operation = GetOperation(message, until_s=until_s)
