@@ -13,7 +13,10 @@ _T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
 
-_is_first_part: ContextVar[bool] = ContextVar("ostraca_is_first_part", default=False)
+_NOWHERE = object()
+
+_begun_in: ContextVar[object] = ContextVar("ostraca_begun_in", default=_NOWHERE)
+"""Task, if any, in which the first part of a coroutine runs. Tasks spawned there inherit the value."""
 
 
 class Tasks:
@@ -83,7 +86,7 @@ def begun(coroutine: Coroutine[Any, Any, _T]) -> _T | Awaitable[_T]:
 
 
 def _begin(coroutine: Coroutine[Any, Any, object]) -> object:
-    _is_first_part.set(True)
+    _begun_in.set(asyncio.current_task())
     return coroutine.send(None)
 
 
@@ -98,7 +101,7 @@ class _Rest(Generic[_T]):
 
     def __await__(self) -> Generator[Any, Any, _T]:
         coroutine, run, awaited = self._coroutine, self._context.run, self._awaited
-        run(_is_first_part.set, False)  # noqa: FBT003 (the only argument of ``set``)
+        run(_begun_in.set, _NOWHERE)
         try:
             while True:
                 try:
@@ -114,7 +117,7 @@ class _Rest(Generic[_T]):
 
 async def in_task() -> None:
     """Continue in a task, in the first part of a coroutine of ``begun``."""
-    if _is_first_part.get():
+    if _begun_in.get() is asyncio.current_task():
         await asyncio.sleep(0)
 
 

@@ -104,3 +104,19 @@ async def test_code_that_needs_a_task_gets_one() -> None:
     assert isinstance(rest, Awaitable)
     assert await rest == "in time"
     assert await work() == "in time"
+
+
+async def test_a_task_spawned_in_a_first_part_needs_no_turn_to_be_in_a_task() -> None:
+    turns = list[int]()
+
+    async def spawned() -> None:
+        asyncio.get_running_loop().call_soon(turns.append, 1)
+        await in_task()
+        assert not turns
+
+    async def work() -> None:
+        await asyncio.get_running_loop().create_task(spawned())
+
+    rest = begun(work())
+    assert isinstance(rest, Awaitable)
+    await rest
