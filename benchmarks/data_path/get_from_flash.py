@@ -3,7 +3,8 @@
 The best read is the faster of two. The first is preadv into huge pages, with the fastest numbers of threads
 and piece sizes, measured in turns with the gets. The second is a single run of fio, if installed.
 
-A worker that reads drives itself is measured as well, with the processor time of its agent.
+A worker that reads drives itself is measured as well, also into rows of a region, with the processor time of
+its agent.
 
 Gets of one batch at a time are measured in both modes of the flash I/O engine, and gets of several batches
 under way in the first.
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING
 import psutil
 from benchmarks.support.conditions import batch_text
 from benchmarks.support.figure import Figure, Target
-from benchmarks.support.operations import get_views_ahead
+from benchmarks.support.operations import RegionWork, get_views_ahead
 
 from ostraca_cli.tools.bench import suite
 from ostraca_cli.tools.bench.series import GB, Comparison, Measurement, Series, measure
@@ -85,6 +86,9 @@ def _direct_figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
         file.tune_reads()
         case = Comparison("flash", lambda: work.get_views(next(chains)), "O_DIRECT read", file.read)
         finding = measure(case, plan.pace)
+        with RegionWork(work, may_withhold=True) as region:
+            into = Comparison("flash", lambda: region.get(next(chains)), "O_DIRECT read", file.read)
+            in_rows = measure(into, plan.pace)
         spent_ms = [_agent_ms(work, chains) for _ in range(2 if conditions.is_short else _CPU_ROUNDS)]
         counters = work.client.status().counters
     if counters.get_hits_direct < counters.get_hits:
@@ -96,6 +100,7 @@ def _direct_figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
     spent = Measurement("agent", Series(tuple(spent_ms)), "reading a batch", reading)
     return [
         Figure("D2", what, "GB/s", finding, Target(ratio_at_least=0.95)),
+        Figure("D2", f"{what} into a region", "GB/s", in_rows, Target(ratio_at_least=0.95)),
         Figure("D2", f"agent's processor time, {what}", "ms", spent, Target(value_at_most=1.0)),
     ]
 

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 class RegionWork:
     """Gets and puts of a workload in rows of a region; close it before the workload."""
 
-    def __init__(self, work: Workload) -> None:
+    def __init__(self, work: Workload, *, may_withhold: bool = False) -> None:
         """Register a batch of rows, with content."""
         self._work = work
         self._memory = HugeMemory(work.batch_bytes, prefault=True)
         pool = self._memory.array[: work.batch_bytes].reshape(work.blocks, work.block_bytes)
         pool[:] = np.random.default_rng().integers(0, 256, pool.shape, np.uint8)
-        self._region = work.client.register(pool)
+        self._region = work.client.register(pool, may_withhold=may_withhold)
         self._rows = self._region.rows(range(work.blocks))
 
     def get(self, chain: Chain) -> float:
