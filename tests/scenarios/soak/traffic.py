@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import mmap
 import threading
 import time
 from collections import Counter, deque
@@ -58,8 +59,9 @@ class PoisonedPool:
     """
 
     def __init__(self, client: ostraca.Client, rows: int = 96) -> None:
-        self._memory = np.full((rows, BLOCK_BYTES), POISON, np.uint8)
-        self._region = client.register(self._memory)
+        self._memory = np.frombuffer(mmap.mmap(-1, rows * BLOCK_BYTES), np.uint8).reshape(rows, BLOCK_BYTES)
+        self._memory[:] = POISON
+        self._region = client.register(self._memory, may_withhold=True)
         self._lock = threading.Lock()
         self._free = deque(range(rows))
         self._late_rows = 0

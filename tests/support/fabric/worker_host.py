@@ -33,6 +33,8 @@ STORED = 48
 
 BATCH = 24
 DEADLINE_S = 1.0
+FREE_S = 10.0
+"""Time for late reads of drives to end."""
 
 
 @dataclass
@@ -66,6 +68,11 @@ MEMORY = "memory"
 REGIONS = "regions"
 """Instead of a transport: blocks cross inline, from and to rows of a region of the worker."""
 
+ROWS = "rows"
+"""Instead of a transport: the worker reads drives itself into rows of its region, with withheld rows."""
+
+INLINE = (DIRECT, MEMORY, REGIONS, ROWS)
+
 
 class WorkerHost:
     """The process, as a test sees it. Use it as a context manager."""
@@ -73,7 +80,7 @@ class WorkerHost:
     def __init__(
         self, address: str | list[str], transport: str, quarantine_bytes_max: int = 128 * MIB
     ) -> None:
-        self._is_direct = transport in (DIRECT, MEMORY)
+        self._is_direct = transport in (DIRECT, MEMORY, ROWS)
         self._gets = False
         spawn = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawn.Pipe()
@@ -189,6 +196,7 @@ class _Worker:
         else:
             result = self.volume.get(chain, into=given, deadline_s=deadline_s)
         late_s = watch.took_s - deadline_s
+        assert not isinstance(result, GetResult) or result.withheld.wait(FREE_S)
         outcomes = {f"{s.name} {r.name}" for s, r in zip(result.states, result.reasons, strict=True)}
         if outcomes == {"COMMITTED NONE"}:
             self._committed.append(first)
@@ -234,13 +242,15 @@ def _work(address: str, transport: str, quarantine_bytes_max: int, begun: Any, p
     settings = ClientSettings(
         arena_bytes=32 * MIB,
         chunk_bytes=4 * MIB,
-        transports=("inline",) if transport in (DIRECT, MEMORY, REGIONS) else tuple(transport.split(",")),
+        transports=("inline",)
+        if transport in (DIRECT, MEMORY, REGIONS, ROWS)
+        else tuple(transport.split(",")),
         quarantine_bytes_max=quarantine_bytes_max,
-        direct_drives=(drives_beside(address),) if transport == DIRECT else (),
+        direct_drives=(drives_beside(address),) if transport in (DIRECT, ROWS) else (),
         direct_memory=transport == MEMORY,
     )
     client = ostraca.connect(address, settings=settings)
-    worker = _Worker(client, begun, has_region=transport == REGIONS)
+    worker = _Worker(client, begun, has_region=transport in (REGIONS, ROWS))
     put_all(worker.volume, STORED)
     pipe.send(client.transport)
     begun_at = 0

@@ -31,9 +31,10 @@ LATE_S = 0.1
 SHAPE = ("--drives", "2", "--capacity", "520MiB")
 
 
-TRANSPORTS = ("inline", "nixl", "direct", "memory", "regions")
+TRANSPORTS = ("inline", "nixl", "direct", "memory", "regions", "rows")
 """How blocks come to workers: *direct* workers read flash themselves, *memory* workers the agent's cache, and
 the rest crosses inline. With *regions*, blocks cross inline, too, from and to rows of the worker's memory.
+Workers of *rows* read flash themselves, into such rows.
 """
 
 MEMORIES = ("flash", "DRAM")
@@ -46,7 +47,7 @@ EVERY_CELL = "OSTRACA_EVERY_CELL" in os.environ
 
 
 def cells(*columns: Sequence[str], short: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    odd = {"direct", "DRAM"}, {"memory", "flash"}
+    odd = {"direct", "DRAM"}, {"rows", "DRAM"}, {"memory", "flash"}
     every = [cell for cell in itertools.product(*columns) if not any(each <= {*cell} for each in odd)]
     return every if EVERY_CELL else list(short)
 
@@ -65,6 +66,7 @@ with_memory = pytest.mark.parametrize(
             ("memory", "DRAM", "get"),
             ("regions", "DRAM", "get"),
             ("regions", "flash", "put"),
+            ("rows", "flash", "get"),
         ],
     ),
 )
@@ -80,6 +82,7 @@ without_memory = pytest.mark.parametrize(
             ("memory", "get"),
             ("regions", "get"),
             ("regions", "put"),
+            ("rows", "get"),
         ],
     ),
 )
@@ -97,7 +100,7 @@ def _needs_nixl(request: pytest.FixtureRequest) -> None:
 def agent_of(directory: Path, transport: str, memory: str = "flash") -> Iterator[FabricProcess]:
     dram = "64MiB" if memory == "DRAM" or transport == "memory" else "0"
     carrier = "inline" if transport in ("memory", "regions") else transport
-    ways = ("inline", "--direct-reads", "default") if transport == "direct" else (carrier,)
+    ways = ("inline", "--direct-reads", "default") if transport in ("direct", "rows") else (carrier,)
     with FabricProcess(directory / "fabric", *SHAPE, "--dram", dram, "--transport", *ways) as agent:
         yield agent
         assert agent.process is not None
