@@ -28,6 +28,9 @@ from ostraca._memory.regions import RegionRows
 
 LAYOUT = ostraca.Layout(model="soak", dtype="bf16", page_tokens=16)
 BLOCK_BYTES = 128 * 1024
+FREE_S = 10.0
+"""Time for late reads of drives into rows to end."""
+
 POISON = 0xEE
 DEADLINES_S = (0.02, 0.1, 0.5, 2.0)
 
@@ -302,7 +305,9 @@ class _Get:
         self._deadline_s = deadline_s
 
     def __call__(self) -> Any:
-        return self._volume.get(self._chain, into=self._given, deadline_s=self._deadline_s)
+        found = self._volume.get(self._chain, into=self._given, deadline_s=self._deadline_s)
+        assert found.withheld.wait(FREE_S)
+        return found
 
 
 def put_all(volume: ostraca.Volume, blocks: int) -> None:

@@ -19,7 +19,16 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.scenarios.soak.traffic import BLOCK_BYTES, LAYOUT, POISON, PoisonedPool, content, hashes, put_all
+from tests.scenarios.soak.traffic import (
+    BLOCK_BYTES,
+    FREE_S,
+    LAYOUT,
+    POISON,
+    PoisonedPool,
+    content,
+    hashes,
+    put_all,
+)
 from tests.support.stalls import Stopwatch
 
 import ostraca
@@ -33,8 +42,6 @@ STORED = 48
 
 BATCH = 24
 DEADLINE_S = 1.0
-FREE_S = 10.0
-"""Time for late reads of drives to end."""
 
 
 @dataclass

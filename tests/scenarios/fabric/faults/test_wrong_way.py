@@ -141,10 +141,13 @@ def test_nor_over_nixl(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nor_beside_blocks_that_workers_read_themselves(tmp_path: Path, seed: int) -> None:
-    """Waves into slots that direct reads use before and after: of blocks from the cache, and of puts."""
+@pytest.mark.parametrize("has_regions", [False, True], ids=["arena", "rows"])
+def test_nor_beside_blocks_that_workers_read_themselves(
+    tmp_path: Path, seed: int, *, has_regions: bool
+) -> None:
+    """Waves into memory that direct reads use before and after: of blocks from the cache, and of puts."""
     with wronged(tmp_path, MIXTURE, seed=seed, share=0.3, direct_reads_tenant=DIRECT_TENANT) as (host, way):
-        tally = mix(host, seed=seed, drives=(drives_beside(host.addresses),))
+        tally = mix(host, seed=seed, drives=(drives_beside(host.addresses),), has_regions=has_regions)
         assert tally.wrong == []
         assert tally.verified > 0
         assert len(way.counts) > 1, "the dice were thrown"
