@@ -182,7 +182,7 @@ def test_bytes_that_fail_their_tag_do_not_stay_in_their_row(host: Host, second: 
     host.agent.script[Get] = offer
     pool = Pool().rows()
     with host.client() as client, client.register(pool, may_withhold=True) as region:
-        found = get(client, region, deadline_s=SOON_S)
+        found = get(client, region, deadline_s=3 * SOON_S)
         assert found.holes == (4,)
         assert found.withheld.wait(FAR_S)
         assert np.array_equal(pool, expected(host, [0, 1, 2, 3, 5], padded=range(BLOCKS)))
@@ -303,7 +303,7 @@ def test_only_rows_that_a_drive_may_write_are_withheld_and_no_frame_lands_in_oth
         StuckRows(rows, [NUMBERS[3], NUMBERS[5]]) as hang,
         client.register(rows, may_withhold=True) as region,
     ):
-        found = get(client, region, deadline_s=SOON_S)
+        found = get(client, region, deadline_s=3 * SOON_S)
         assert found.states == (HIT, LATE, LATE, LATE, LATE, LATE)
         assert found.withheld.positions == (3, 5)
         assert np.array_equal(rows[NUMBERS[0], : LENGTHS[0]], host.source[0])
