@@ -30,22 +30,25 @@ async def look_up(
     keys, within_s = derive_keys(volume.secret, request.spans), deadline.left_s
     outcomes = codec.Outcomes.filled(len(keys), BlockState.LATE, Reason.DEADLINE)
     if within_s > 0:
-        is_here = context.staged.contains(keys)
+        is_here, locator = context.staged.contains(keys), context.locator
+        query = context.routes(), volume, request.spans, keys
         if request.pin_s <= 0:
             is_here |= context.staging.cache.contains(keys)
-        locations = await context.locator.locate(
-            context.routes(),
-            volume,
-            request.spans,
-            keys,
-            wanted=~is_here,
-            within_s=within_s,
-            pin_s=request.pin_s,
-            is_brief=True,
-            is_counted=request.is_counted,
-        )
-        is_hit = is_here | locations.is_found
-        outcomes = codec.Outcomes(codec.filled(len(keys), BlockState.MISS), locations.reasons)
+            is_found, reasons = await locator.exist(
+                *query, wanted=~is_here, within_s=within_s, is_counted=request.is_counted
+            )
+        else:
+            locations = await locator.locate(
+                *query,
+                wanted=~is_here,
+                within_s=within_s,
+                pin_s=request.pin_s,
+                is_brief=True,
+                is_counted=request.is_counted,
+            )
+            is_found, reasons = locations.is_found, locations.reasons
+        is_hit = is_here | is_found
+        outcomes = codec.Outcomes(codec.filled(len(keys), BlockState.MISS), reasons)
         outcomes.states[is_hit], outcomes.reasons[is_hit] = _HIT, _NONE
     context.record(counted_as, keys, outcomes)
     return LookupDone(request.request, *outcomes.encode())

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, assert_never
 
@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.shards.core import Allocations
+from ostraca_dpu_agent.shards.core import Allocations, has_in_each
 from ostraca_dpu_agent.shards.reports import owner_view
 from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_fabric.errors import MalformedError
@@ -277,7 +277,7 @@ class OwnerService:
             known_owner, known_epoch = self._known(shard)
             return ShardAnswer(is_owner=False, known_owner=known_owner, known_epoch=known_epoch)
         core, pin_s = owned.core, _seconds(terms.pin_s)
-        is_counted = terms.is_counted and not 0 < placement_epoch < self._placement
+        is_counted = self._is_counted(terms, placement_epoch)
         extents, pin = None, 0
         if terms.is_brief and pin_s <= 0:
             found = core.has(keys, is_counted=is_counted)
@@ -296,6 +296,30 @@ class OwnerService:
             pin=pin,
             is_recovering=core.is_recovering,
         )
+
+    def is_whole(self, shard: ShardId) -> bool:
+        """Return whether this agent owns a shard and knows all of its blocks."""
+        owned = self.shards.get(shard)
+        return owned is not None and not owned.core.is_recovering
+
+    def has(
+        self,
+        runs: Sequence[tuple[ShardId | None, int]],
+        placement_epoch: PlacementEpoch,
+        keys: NDArray[np.uint8],
+        terms: Resolve,
+    ) -> NDArray[np.bool_]:
+        """Return which blocks exist, as ``ports.owners.LocalShards``."""
+        cores = [(None if shard is None else self.shards[shard].core, count) for shard, count in runs]
+        found = has_in_each(cores, keys, is_counted=self._is_counted(terms, placement_epoch))
+        if log.isEnabledFor(logging.DEBUG):
+            shards = {shard for shard, _ in runs if shard is not None}
+            log.debug("%d shards: %d of %d blocks found", len(shards), np.count_nonzero(found), len(keys))
+        return found
+
+    def _is_counted(self, terms: Resolve, placement_epoch: PlacementEpoch) -> bool:
+        """Return whether a look-up counts as a read: a look-up under an obsolete placement does not."""
+        return terms.is_counted and not 0 < placement_epoch < self._placement
 
     def _former_shard(self, shard: ShardId) -> OwnedShard | None:
         """Return a shard handed over, unless two owners are known to have followed.

@@ -12,6 +12,7 @@ is never touched. The loops over rows are in C. Not thread-safe.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -144,12 +145,15 @@ class BlockIndex:
 
     def has(self, keys: NDArray[np.uint8], *, is_counted: bool = True) -> tuple[NDArray[np.bool_], int]:
         """Return (is listed, for each key; number listed). If *is_counted*, set read bits."""
-        wanted = contiguous_keys(keys)
-        is_listed = np.empty(len(wanted), np.bool_)
-        listed = library.ostraca_index_has(
-            self._table, at(wanted), self._columns[1], is_counted, at(is_listed), len(wanted)
-        )
+        is_listed, (listed,) = listed_in_each([(self, len(keys))], keys, is_counted=is_counted)
         return is_listed, listed
+
+    def has_at(self, keys_at: int, listed_at: int, count: int, *, is_counted: bool) -> int:
+        """Do as ``has``, for keys and results at these addresses; return the number listed."""
+        listed: int = library.ostraca_index_has(
+            self._table, keys_at, self._columns[1], is_counted, listed_at, count
+        )
+        return listed
 
     def offsets(self, rows: NDArray[np.intp]) -> NDArray[np.uint64]:
         """Return the offsets in the shard of the blocks of these rows, in bytes."""
@@ -298,6 +302,24 @@ class BlockIndex:
             self._free_chunks[0] = self._segment_chunk[segment]
         self._segment_chunk[segment] = _NO_CHUNK
         self._segment_rows[segment] = 0
+
+
+def listed_in_each(
+    runs: Iterable[tuple[BlockIndex | None, int]], keys: NDArray[np.uint8], *, is_counted: bool
+) -> tuple[NDArray[np.bool_], list[int]]:
+    """Return (is listed, for each key; number listed, for each run), as ``BlockIndex.has``.
+
+    A run is an index with the number of keys to look up there, the next of *keys*. Keys without an index are
+    not listed.
+    """
+    wanted = contiguous_keys(keys)
+    is_listed, listed = np.zeros(len(wanted), np.bool_), []
+    keys_at, listed_at = at(wanted), at(is_listed)
+    for index, count in runs:
+        listed.append(0 if index is None else index.has_at(keys_at, listed_at, count, is_counted=is_counted))
+        keys_at += KEY_BYTES * count
+        listed_at += count
+    return is_listed, listed
 
 
 def _words(rows16: NDArray[np.uint8]) -> NDArray[np.uint64]:

@@ -122,15 +122,23 @@ class Placement:
 
         *secret* is the volume's placement secret. Every index is NOWHERE if no shard has weight.
         """
-        unit_blocks = [count for span in spans for count in span.unit_blocks]
-        if not self._enclosure_hashes.size or not unit_blocks:
-            return np.full(sum(unit_blocks), NOWHERE, np.intp)
+        return self.unit_shards(secret, spans).repeat(blocks_of_units(spans))
+
+    def unit_shards(self, secret: bytes, spans: Sequence[Span]) -> NDArray[np.intp]:
+        """Return the shard of each stripe unit of *spans*, as ``shards``: shape (units,)."""
+        if not self._enclosure_hashes.size or not spans:
+            return np.full(sum(len(span.unit_blocks) for span in spans), NOWHERE, np.intp)
         hashes = _unit_hashes(secret, spans)
         parts = np.array([span.rank << 32 | span.group for span in spans], np.uint64)
         part_of_unit = parts.repeat([len(span.unit_blocks) for span in spans])
         chosen = np.empty(len(hashes), np.intp)
         library.ostraca_place(at(hashes), at(part_of_unit), *self._members, at(chosen), len(chosen))
-        return chosen.repeat(unit_blocks)
+        return chosen
+
+
+def blocks_of_units(spans: Sequence[Span]) -> list[int]:
+    """Return the number of blocks in each stripe unit of *spans*, in order."""
+    return [count for span in spans for count in span.unit_blocks]
 
 
 def ranked_agents(shard: ShardId, agents: Sequence[AgentId]) -> tuple[AgentId, ...]:

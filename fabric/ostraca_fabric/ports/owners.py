@@ -6,7 +6,7 @@ The other agent is in the same process or on another host.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Generator
+from collections.abc import Awaitable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -83,6 +83,22 @@ class LocalShards(Protocol):
         self, shard: ShardId, placement_epoch: PlacementEpoch, keys: NDArray[np.uint8], terms: Resolve
     ) -> ShardAnswer:
         """Look up blocks of a shard, on the terms of a request for any shards. *keys*: shape (n, 16)."""
+
+    def is_whole(self, shard: ShardId) -> bool:
+        """Return whether this agent owns a shard and knows all of its blocks."""
+
+    def has(
+        self,
+        runs: Sequence[tuple[ShardId | None, int]],
+        placement_epoch: PlacementEpoch,
+        keys: NDArray[np.uint8],
+        terms: Resolve,
+    ) -> NDArray[np.bool_]:
+        """Return which blocks exist in whole shards, on the terms of a brief request without a pin.
+
+        A run is a shard with the number of its blocks, the next of *keys*, shape (n, 16). Blocks without a
+        shard do not exist.
+        """
 
     def notice(self, notice: OwnerNotice) -> None:
         """Accept a notice."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -386,6 +386,19 @@ async def test_an_agent_asks_others_before_itself() -> None:
             ) -> ShardAnswer:
                 asked.append(self._agent.id)
                 return self._agent._owner.resolve(shard, placement_epoch, keys, terms)
+
+            def is_whole(self, shard: ShardId) -> bool:
+                return self._agent._owner.is_whole(shard)
+
+            def has(
+                self,
+                runs: Sequence[tuple[ShardId | None, int]],
+                placement_epoch: PlacementEpoch,
+                keys: NDArray[np.uint8],
+                terms: Resolve,
+            ) -> NDArray[np.bool_]:
+                asked.append(self._agent.id)
+                return self._agent._owner.has(runs, placement_epoch, keys, terms)
 
             def notice(self, notice: OwnerNotice) -> None:
                 self._agent._owner.notice(notice)

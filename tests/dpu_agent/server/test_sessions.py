@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -340,3 +341,24 @@ async def test_an_arena_is_attached_once_however_often_it_is_offered(tmp_path: P
 
 def replaced(offer: ArenaOffer, number: int) -> ArenaOffer:
     return msgspec.structs.replace(offer, base=number)
+
+
+async def test_lookups_sent_together_are_answered_in_order_and_one_that_is_refused_hinders_no_other(
+    tmp_path: Path,
+) -> None:
+    async with wired(tmp_path) as wire:
+        await wire.fabric.put(wire.fabric.worker(), [1])
+        requests = [
+            msgspec.structs.replace(LOOKUP, request=100 + number, handle=handle)
+            for number, handle in enumerate([0, 7, 0])
+        ]
+        waiting, order = [wire.connection.submit(request) for request in requests], list[int]()
+        for each in waiting:
+            each.add_done_callback(lambda done: order.append(done.result().request))
+        first, refused, last = await asyncio.gather(*waiting)
+        assert order == [100, 101, 102]
+        assert isinstance(refused, Failure)
+        assert refused.code == "unknown_volume"
+        for found in (first, last):
+            assert isinstance(found, LookupDone)
+            assert list(found.states) == [BlockState.HIT, BlockState.MISS]

@@ -11,9 +11,11 @@ read its whole shard is better informed, and may have evicted blocks since.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -33,11 +35,11 @@ from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.extent import Extents
-from ostraca_fabric.model.ids import AgentId, DriveId
+from ostraca_fabric.model.ids import AgentId, DriveId, ShardId
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.owners import LocalShards, Owners, PendingAnswer, ShardAnswer
-from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.runtime.tasks import Tasks, begun
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     AnswerToAgent,
@@ -164,6 +166,65 @@ class Locator:
             if not blocks:
                 self.release_pin(answer)
         return locations
+
+    async def exist(
+        self,
+        routes: Routes,
+        volume: ServedVolume,
+        spans: Sequence[Span],
+        keys: NDArray[np.uint8],
+        *,
+        wanted: NDArray[np.bool_],
+        within_s: float,
+        is_counted: bool = True,
+    ) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
+        """Tell which *wanted* blocks exist; also return the reason for each absent block.
+
+        As a brief ``locate`` without a pin, but this agent looks up the blocks of its whole shards in one
+        pass, after the other owners have been asked.
+        """
+        locate = partial(
+            self.locate,
+            routes,
+            volume,
+            spans,
+            keys,
+            within_s=within_s,
+            pin_s=0.0,
+            is_brief=True,
+            is_counted=is_counted,
+        )
+        if self.here is None or routes.has_earlier:
+            locations = await locate(wanted=wanted)
+            return locations.is_found, locations.reasons
+        shards, counts = routes.runs(volume.placement_secret, spans)
+        own = {shard for shard in set(shards) if self._is_whole_here(routes, shard)}
+        asked: BlockLocations | Awaitable[BlockLocations] | None = None
+        if not own.issuperset(shards):
+            shards = [shard if shard in own else None for shard in shards]
+            is_elsewhere = np.repeat([shard is None for shard in shards], counts)
+            asked = begun(locate(wanted=wanted & is_elsewhere))
+        terms = Resolve(0, within_s, 0.0, (), is_brief=True, is_counted=is_counted)
+        epoch = routes.map.placement_epoch
+        if np.count_nonzero(wanted) == len(wanted):
+            is_found = self.here.has(list(zip(shards, counts, strict=True)), epoch, keys, terms)
+        else:
+            firsts = list(itertools.accumulate(counts[:-1], initial=0))
+            counts = np.add.reduceat(wanted, firsts, dtype=np.intp).tolist()
+            is_found = np.zeros(len(keys), np.bool_)
+            runs = list(zip(shards, counts, strict=True))
+            is_found[wanted] = self.here.has(runs, epoch, keys[wanted], terms)
+        if asked is None:
+            return is_found, codec.filled(len(keys), Reason.NOT_FOUND)
+        locations = asked if isinstance(asked, BlockLocations) else await asked
+        return is_found | locations.is_found, locations.reasons
+
+    def _is_whole_here(self, routes: Routes, shard: ShardId | None) -> bool:
+        """Return whether this agent owns a shard, knows all of its blocks, and may read its drive."""
+        if shard is None or routes.map.owner(shard) != self.agent or self.here is None:
+            return False
+        drive = self.drives.get(routes.place(shard)[0])
+        return self.here.is_whole(shard) and not (drive is not None and drive.refuses_reads)
 
     async def find_earlier(
         self,

@@ -32,7 +32,7 @@ from ostraca_fabric.model.fabric_map import (
 )
 from ostraca_fabric.model.ids import AgentId, DriveId, EnclosureId, PlacementEpoch, ShardId, enclosure_of
 from ostraca_fabric.model.outcome import Reason
-from ostraca_fabric.policies.placement import NOWHERE, Placement
+from ostraca_fabric.policies.placement import NOWHERE, Placement, blocks_of_units
 from ostraca_fabric.telemetry.explain import EpochPlacement
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import ShardRelease
@@ -101,11 +101,15 @@ class MapPlacements:
 
     def shard_numbers(self, age: int, secret: bytes, spans: Sequence[Span]) -> NDArray[np.intp]:
         """Return the shard number of each block under an epoch; NOWHERE if none."""
+        return self.unit_numbers(age, secret, spans).repeat(blocks_of_units(spans))
+
+    def unit_numbers(self, age: int, secret: bytes, spans: Sequence[Span]) -> NDArray[np.intp]:
+        """Return the shard number of each stripe unit under an epoch; NOWHERE if none."""
         record = self.records[age]
         live = self._live.get(record.epoch)
         if live is None:
             live = self._live[record.epoch] = self._map_numbers(record, Placement.recorded(record))
-        indexes = live.placement.shards(secret, spans)
+        indexes = live.placement.unit_shards(secret, spans)
         return indexes if live.has_same_numbers else live.numbers[indexes]
 
     def shard_numbers_by_age(self, secret: bytes, spans: Sequence[Span]) -> list[NDArray[np.intp]]:
@@ -150,6 +154,24 @@ class Routes:
         parts: PartsByOwner = {}
         unowned = self._group(self.placements.shard_numbers(0, secret, spans), 0, parts)
         return parts, unowned
+
+    def runs(self, secret: bytes, spans: Sequence[Span]) -> tuple[list[ShardId | None], list[int]]:
+        """Return the shard of each run of neighbours under the current placement epoch, and its blocks.
+
+        None stands for blocks without a shard.
+        """
+        shards: list[ShardId | None] = []
+        counts: list[int] = []
+        last = None
+        numbers = self.placements.unit_numbers(0, secret, spans).tolist()
+        for number, count in zip(numbers, blocks_of_units(spans), strict=True):
+            if number == last:
+                counts[-1] += count
+            else:
+                shards.append(None if number == NOWHERE else self.placements.shards[number].id)
+                counts.append(count)
+                last = number
+        return shards, counts
 
     def by_owner_of_all(self, secret: bytes, spans: Sequence[Span]) -> tuple[PartsByOwner, NDArray[np.intp]]:
         """Group blocks as every live epoch places them, current epoch first.

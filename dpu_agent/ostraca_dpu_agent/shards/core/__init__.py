@@ -24,7 +24,7 @@ from ostraca_dpu_agent.shards.core.eviction import ReinsertionBatch
 from ostraca_dpu_agent.shards.core.grants import may_get_space, space_shortage
 from ostraca_dpu_agent.shards.core.reservations import slots_in
 from ostraca_dpu_agent.shards.core.ring.pools import SegmentState
-from ostraca_dpu_agent.shards.core.shard_core import ShardCore
+from ostraca_dpu_agent.shards.core.shard_core import ShardCore, has_in_each
 
 __all__ = [
     "Allocations",
@@ -37,6 +37,7 @@ __all__ = [
     "ShardCounts",
     "ShardSettings",
     "SummaryWrite",
+    "has_in_each",
     "may_get_space",
     "slots_in",
     "space_shortage",

@@ -31,6 +31,7 @@ from ostraca_dpu_agent.shards.core.ring.pools import SegmentState
 from ostraca_dpu_agent.shards.core.ring.ring import Ring, RingProgress
 from ostraca_dpu_agent.shards.core.write_budget import ShardWriteBudget
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.flash.index import listed_in_each
 from ostraca_fabric.flash.recovery import RecoveredAreas
 from ostraca_fabric.flash.superblock import Superblock
 from ostraca_fabric.model.ids import OwnerEpoch, PlacementEpoch
@@ -330,10 +331,7 @@ class ShardCore:
 
     def has(self, keys: NDArray[np.uint8], *, is_counted: bool = True) -> NDArray[np.bool_]:
         """Return which blocks ``resolve`` without a pin would find; counts the same."""
-        found, hits = self.index.has(keys, is_counted=is_counted)
-        self.counters.keys_asked += len(found)
-        self.counters.keys_found += hits
-        return found
+        return has_in_each([(self, len(keys))], keys, is_counted=is_counted)
 
     # ---------------------------------------------------------------------------------------------- writes
 
@@ -537,3 +535,19 @@ class ShardCore:
 
 def _row(key: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(key, np.uint8).reshape(1, KEY_BYTES)
+
+
+def has_in_each(
+    runs: Sequence[tuple[ShardCore | None, int]], keys: NDArray[np.uint8], *, is_counted: bool = True
+) -> NDArray[np.bool_]:
+    """Return which blocks exist, as ``ShardCore.has``.
+
+    A run is a shard with the number of its blocks, the next of *keys*. Blocks without a shard do not exist.
+    """
+    indexes = [(None if core is None else core.index, count) for core, count in runs]
+    found, hits = listed_in_each(indexes, keys, is_counted=is_counted)
+    for (core, count), its in zip(runs, hits, strict=True):
+        if core is not None:
+            core.counters.keys_asked += count
+            core.counters.keys_found += its
+    return found
