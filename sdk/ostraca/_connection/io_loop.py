@@ -436,8 +436,8 @@ class Waiters:
             ):
                 if time.monotonic() >= until_s:
                     return None
-            with contextlib.suppress(Empty):
-                return reader.get(timeout=max(0.0, until_s - time.monotonic()))
+            return reader.get(timeout=max(0.0, until_s - time.monotonic()))
+        except Empty:
             return None
         finally:
             self._readers.remove(reader)
@@ -447,9 +447,10 @@ class Waiters:
         """Let another waiting thread read after *reader* has stopped."""
         if self._loop.is_led:
             return
-        with contextlib.suppress(IndexError):
-            self._readers[0].wake()
-            return
+        if self._readers:
+            with contextlib.suppress(IndexError):
+                self._readers[0].wake()
+                return
         if self._has_others(reader):
             self._loop.resume()
 

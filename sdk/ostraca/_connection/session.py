@@ -159,7 +159,7 @@ class AgentSession:
             unsent_bytes_max=_UNSENT_BYTES_MIN + _FETCHED_BLOCK_BYTES * (arena.size_bytes // PAGE_BYTES),
         )
         self._waiters = Waiters(self._loop, self._has_others)
-        with arena.changed:
+        with arena.lock:
             self._past = arena.ledger.meet_agent(self.agent, self.start_id)
             arena.ledger.tell_changed()
         self._loop.start()
@@ -191,7 +191,7 @@ class AgentSession:
 
         Returns False if the session has ended.
         """
-        with self._arena.changed:
+        with self._arena.lock:
             if self.lost_because:
                 return False
             self._users += 1
@@ -204,7 +204,7 @@ class AgentSession:
 
     def release(self) -> None:
         """Undo one ``acquire``."""
-        with self._arena.changed:
+        with self._arena.lock:
             self._users -= 1
             if self._is_retired:
                 self._arena.ledger.tell_changed()
@@ -215,7 +215,7 @@ class AgentSession:
         After the loss of this session, its ends are cut off before its slots count as stranded.
         ``end_unused`` must follow.
         """
-        with self._arena.changed:
+        with self._arena.lock:
             self._is_retired = True
             is_over = self._is_over
         if is_over:
@@ -251,7 +251,7 @@ class AgentSession:
         Returns None at the agent's limit of requests. Submit the request, or return the id with
         ``unreserve``.
         """
-        with self._arena.changed:
+        with self._arena.lock:
             if len(self._inflight) >= self.limits.inflight_max:
                 self._has_refused = True
                 return None
@@ -261,7 +261,7 @@ class AgentSession:
 
     def unreserve(self, request: int) -> None:
         """Return a reserved request that was never submitted."""
-        with self._arena.changed:
+        with self._arena.lock:
             self._inflight.discard(request)
             # Wake only callers refused since then: batches that wait for slots reserve now and then, and give
             # their reservation back. Woken by that, two such batches would retry each other forever.
@@ -288,7 +288,7 @@ class AgentSession:
         """
         frame = encode(message)
         is_first = False
-        with self._arena.changed:
+        with self._arena.lock:
             if slots is not None:
                 is_first = not self._arena.ledger.is_due(self)
                 self._arena.ledger.add(
@@ -319,7 +319,7 @@ class AgentSession:
         """
         if self.lost_because or not self._end.needs_progress:
             return None
-        with self._arena.changed:
+        with self._arena.lock:
             return self._settings.progress_s if self._arena.ledger.is_due(self) else None
 
     def progress(self) -> None:
@@ -337,7 +337,7 @@ class AgentSession:
         return self._waiters.wait(reader, until_s=until_s)
 
     def _has_others(self, reader: object) -> bool:
-        with self._arena.changed:
+        with self._arena.lock:
             return any(mailbox.reader is not reader for mailbox in self._mailboxes.values())
 
     def report_late(self, sent_s: float) -> None:
@@ -346,7 +346,7 @@ class AgentSession:
         After several late requests without any message, the agent gets a Ping. Without an answer the
         connection is given up as lost.
         """
-        with self._arena.changed:
+        with self._arena.lock:
             must_ping = self._silence.report_late(
                 sent_s=sent_s, received_s=self._loop.received_s, now_s=time.monotonic()
             )
@@ -376,8 +376,10 @@ class AgentSession:
 
     def leave(self, request: int) -> None:
         """End the caller's interest in a request and its slots. Nothing uses its rows afterwards."""
-        with self._arena.changed:
+        with self._arena.lock:
             self._mailboxes.pop(request, None)
+            if not self._arena.ledger.has(request):
+                return  # neither slots nor rows
             rows = self._shut_all(request)
             self._arena.ledger.leave(request)
             is_due = self._arena.ledger.is_due(self)
@@ -392,7 +394,7 @@ class AgentSession:
 
         The connection does not use the request's rows afterwards.
         """
-        with self._arena.changed:
+        with self._arena.lock:
             self._mailboxes.pop(request, None)
             rows = self._shut_all(request)
         if rows is not None:
@@ -400,7 +402,7 @@ class AgentSession:
 
     def break_off(self, cause: str) -> None:
         """End the connection after a protocol error; requests get Disconnected."""
-        with self._arena.changed:
+        with self._arena.lock:
             self.lost_because = self.lost_because or cause
         self._loop.break_off(cause)
 
@@ -413,7 +415,7 @@ class AgentSession:
     def _pace_s(self) -> float | None:
         if not self._end.needs_progress:
             return None
-        with self._arena.changed:
+        with self._arena.lock:
             if not self._arena.ledger.is_due(self):
                 return None
             return self._settings.progress_s if self._mailboxes else self._settings.progress_idle_s
@@ -421,7 +423,7 @@ class AgentSession:
     def _silent_at_s(self) -> float | None:
         if self._silence.pinged_s is None:
             return None
-        with self._arena.changed:
+        with self._arena.lock:
             return self._silence.until_s(received_s=self._loop.received_s, accepted_s=self._loop.accepted_s)
 
     def _on_message(self, payload: bytes) -> None:
@@ -430,7 +432,7 @@ class AgentSession:
             case GetProgress() | GetExtents():
                 self._on_landed(message)
             case Settled(request=request):
-                with self._arena.changed:
+                with self._arena.lock:
                     self._arena.ledger.settle(request)
                     self._arena.ledger.tell_changed()
             case Fetch():
@@ -446,7 +448,7 @@ class AgentSession:
             case Failure(code=code):
                 self._finish(message, b"" if code in NOT_STARTED_CODES else None)
             case PastSettled():
-                with self._arena.changed:
+                with self._arena.lock:
                     self._arena.ledger.settle_past(self._past)
                     self._inflight.discard(message.request)
                     self._arena.ledger.tell_changed()
@@ -456,7 +458,7 @@ class AgentSession:
 
     def _on_landed(self, message: GetProgress | GetExtents) -> None:
         """Take a report of landed blocks, or of blocks to read here: from here on their slots are shut."""
-        with self._arena.changed:
+        with self._arena.lock:
             slots = self._arena.ledger.slots(message.request)
             if len(slots):
                 self._shut(slots[codec.positions(message.positions, len(slots))])
@@ -481,7 +483,7 @@ class AgentSession:
     def _finish(self, message: Event, unsettled: bytes | None) -> None:
         """Take the final message of a request; *unsettled* None means every slot."""
         request = message.request  # type: ignore[union-attr]  # only answers arrive here
-        with self._arena.changed:
+        with self._arena.lock:
             slots = self._arena.ledger.slots(request)
             positions = (
                 np.arange(len(slots), dtype=np.uint32)
@@ -495,7 +497,7 @@ class AgentSession:
         self._deliver(request, message)
 
     def _deliver(self, request: int, event: Event) -> None:
-        with self._arena.changed:
+        with self._arena.lock:
             mailbox = self._mailboxes.get(request)
         if mailbox is not None:
             mailbox.put((request, event))
@@ -506,14 +508,14 @@ class AgentSession:
             end.cut_off()
 
     def _on_loss(self, cause: str) -> None:
-        with self._arena.changed:
+        with self._arena.lock:
             self.is_silent = self._loop.is_silent
             self.lost_because = self.lost_because or cause
             self._is_over = True
             is_retired = self._is_retired
         if is_retired:
             self._cut_off()
-        with self._arena.changed:
+        with self._arena.lock:
             # Inline bytes came through this connection alone, and its reader is closed.
             if self._inline is not None:
                 self._inline.shut_all()

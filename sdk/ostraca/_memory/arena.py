@@ -87,10 +87,13 @@ class Arena:
         self.array = self._memory.array[:size_bytes]
         self.size_bytes = size_bytes
         self.chunk_bytes = settings.chunk_bytes
-        self.changed = threading.Condition(threading.Lock())
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        """Condition over ``lock``: take ``lock`` itself unless you wait, in a third of the time."""
+
         slots = SlotPool(size_bytes, settings.chunk_bytes)
         self.ledger = Ledger(slots, quarantine_bytes_max=settings.quarantine_bytes_max)
-        """Hold ``changed`` for any use."""
+        """Hold ``lock`` for any use."""
 
         self.ledger.listeners.append(self.changed.notify_all)
         self.ends: Mapping[str, ArenaEnd] = self._ends(settings, slots)

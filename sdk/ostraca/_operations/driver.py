@@ -280,7 +280,7 @@ class Driver:
             job = None if item is None else self._take(item)
             if job is not None and job.ticket in self._active:
                 self._go_on(job)
-            if item is None or isinstance(item, _Retry | _Process):
+            if self._starved and (item is None or isinstance(item, _Retry | _Process)):
                 self._feed()
             self._end_late()
             is_stopped = isinstance(item, EndClient)
@@ -324,8 +324,9 @@ class Driver:
         until_s = self._deadlines[0][0] if self._deadlines else math.inf
         # The reader of the live session's connection drives only that session's transport.
         retired = self._connections.retired if self._active else ()
-        steps_s = [step_s for each in retired if (step_s := each.progress_s) is not None]
-        until_s = min([until_s, *(now_s + step_s for step_s in steps_s)])
+        steps_s = [step_s for each in retired if (step_s := each.progress_s) is not None] if retired else ()
+        if steps_s:
+            until_s = min(until_s, now_s + min(steps_s))
         if self._starved:
             until_s = min(until_s, now_s + _ROOM_RECHECK_S)
         session = self._connections.session if self._active else None

@@ -163,7 +163,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
             assert operation.slots is not None
             again = codec.positions(end.again, operation.blocks)
             slots = operation.slots[again]
-            with self._arena.changed:
+            with self._arena.lock:
                 is_taken = self._arena.ledger.take_back(operation.request, slots)
             if is_taken.any():
                 self._again.append((operation.at[again[is_taken]], slots[is_taken]))

@@ -218,13 +218,13 @@ class Job(Generic[_Spec_co, _Result_co]):
         """Deadline on the monotonic clock."""
 
         self.spec = spec
-        self.outcomes = Outcomes.filled(spec.blocks, spec.states.LATE, Reason.DEADLINE)
+        self._blocks = spec.blocks
+        self.outcomes = Outcomes.filled(self._blocks, spec.states.LATE, Reason.DEADLINE)
         self.has_begun = False
         self._runtime = runtime
         self._arena = runtime.arena
         self._copy_pool = runtime.copy_pool
         self._settings = runtime.settings
-        self._blocks = spec.blocks
         self._first = 0
         self._requests: dict[int, BlockOperation] = {}
 
@@ -506,14 +506,14 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
         return self._region.request_rows(operation.at)
 
     def _why_not_begin(self) -> tuple[int, Reason] | None:
-        with self._arena.changed:
+        with self._arena.lock:
             if not self._arena.ledger.is_open:
                 return self.spec.states.DECLINED, Reason.QUARANTINED
         return super()._why_not_begin()
 
     def _take(self, wanted: int) -> NDArray[np.int64] | None:
         """Take up to *wanted* slots."""
-        with self._arena.changed:
+        with self._arena.lock:
             return self._arena.ledger.take_up_to(wanted, self._slot_bytes)
 
     def _submit_from(self, slots: NDArray[np.int64], build: Callable[[], BlockOperation]) -> int:

@@ -134,6 +134,10 @@ class Ledger:
         """
         self._entries[request] = _Entry(offsets, agent, start_id, connection)
 
+    def has(self, request: int) -> bool:
+        """Tell whether a request has, or had, slots that are not all free."""
+        return request in self._entries
+
     def slots(self, request: int) -> NDArray[np.int64]:
         """Return the slots for a request's answer to name.
 
