@@ -15,7 +15,6 @@ import itertools
 import logging
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -150,9 +149,20 @@ class Locator:
         """
         promises = is_brief and pin_s > 0
         terms = Resolve(0, within_s, pin_s, (), promises=promises, is_brief=is_brief, is_counted=is_counted)
-        locations = BlockLocations.empty(len(keys), is_brief=terms.is_brief)
         by_owner = routes.by_owner_of_all if routes.has_earlier else routes.by_owner
-        parts, unowned = by_owner(volume.placement_secret, spans)
+        return await self._locate(routes, keys, by_owner(volume.placement_secret, spans), wanted, terms)
+
+    async def _locate(
+        self,
+        routes: Routes,
+        keys: NDArray[np.uint8],
+        grouped: tuple[PartsByOwner, NDArray[np.intp]],
+        wanted: NDArray[np.bool_],
+        terms: Resolve,
+    ) -> BlockLocations:
+        """Locate blocks *grouped* by owner, as ``Routes.by_owner``."""
+        parts, unowned = grouped
+        locations = BlockLocations.empty(len(keys), is_brief=terms.is_brief)
         if len(unowned):
             locations.reasons[unowned] = Reason.NO_OWNER
         answers = await OwnerQuery(self, routes, keys, terms).run(restrict(parts, wanted))
@@ -180,31 +190,30 @@ class Locator:
     ) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
         """Tell which *wanted* blocks exist; also return the reason for each absent block.
 
-        As a brief ``locate`` without a pin, but this agent looks up the blocks of its whole shards in one
-        pass, after the other owners have been asked.
+        As a brief ``locate`` without a pin. Other owners are asked first. Then this agent looks up the blocks
+        of its whole shards in one pass.
         """
-        locate = partial(
-            self.locate,
-            routes,
-            volume,
-            spans,
-            keys,
-            within_s=within_s,
-            pin_s=0.0,
-            is_brief=True,
-            is_counted=is_counted,
-        )
         if self.here is None or routes.has_earlier:
-            locations = await locate(wanted=wanted)
+            locations = await self.locate(
+                routes,
+                volume,
+                spans,
+                keys,
+                wanted=wanted,
+                within_s=within_s,
+                pin_s=0.0,
+                is_brief=True,
+                is_counted=is_counted,
+            )
             return locations.is_found, locations.reasons
+        terms = Resolve(0, within_s, 0.0, (), is_brief=True, is_counted=is_counted)
         shards, counts = routes.runs(volume.placement_secret, spans)
         own = {shard for shard in set(shards) if self._is_whole_here(routes, shard)}
         asked: BlockLocations | Awaitable[BlockLocations] | None = None
         if not own.issuperset(shards):
+            grouped = routes.parts(shards, counts, but=own)
+            asked = begun(self._locate(routes, keys, grouped, wanted, terms))
             shards = [shard if shard in own else None for shard in shards]
-            is_elsewhere = np.repeat([shard is None for shard in shards], counts)
-            asked = begun(locate(wanted=wanted & is_elsewhere))
-        terms = Resolve(0, within_s, 0.0, (), is_brief=True, is_counted=is_counted)
         epoch = routes.map.placement_epoch
         if np.count_nonzero(wanted) == len(wanted):
             is_found = self.here.has(list(zip(shards, counts, strict=True)), epoch, keys, terms)

@@ -151,9 +151,24 @@ class Routes:
 
         Also returns the positions without an owner or a shard. *secret* is the volume's placement secret.
         """
+        return self.parts(*self.runs(secret, spans))
+
+    def parts(
+        self, shards: Sequence[ShardId | None], counts: Sequence[int], *, but: Collection[ShardId | None] = ()
+    ) -> tuple[PartsByOwner, NDArray[np.intp]]:
+        """Group the blocks of ``runs`` as ``by_owner``, without the shards in *but*."""
+        everything = np.arange(sum(counts))
+        pieces: dict[ShardId | None, list[NDArray[np.intp]]] = {}
+        first = 0
+        for shard, count in zip(shards, counts, strict=True):
+            if shard not in but:
+                pieces.setdefault(shard, []).append(everything[first : first + count])
+            first += count
         parts: PartsByOwner = {}
-        unowned = self._group(self.placements.shard_numbers(0, secret, spans), 0, parts)
-        return parts, unowned
+        unowned: list[NDArray[np.intp]] = []
+        for shard, its in pieces.items():
+            self._add(shard, its[0] if len(its) == 1 else np.concatenate(its), 0, parts, unowned)
+        return parts, np.concatenate(unowned) if unowned else NO_POSITIONS
 
     def runs(self, secret: bytes, spans: Sequence[Span]) -> tuple[list[ShardId | None], list[int]]:
         """Return the shard of each run of neighbours under the current placement epoch, and its blocks.
@@ -224,7 +239,6 @@ class Routes:
 
     def _group(self, chosen: NDArray[np.intp], age: int, parts: PartsByOwner) -> NDArray[np.intp]:
         """Add an epoch's placements to *parts*; return positions without owner."""
-        epoch = self.placements.records[age].epoch
         unowned: list[NDArray[np.intp]] = []
         in_order = np.argsort(chosen, kind="stable")  # fast, as neighbours usually share a place
         numbers = chosen[in_order]
@@ -232,12 +246,24 @@ class Routes:
         for begin, end in itertools.pairwise((0, *ends, len(numbers)) if len(numbers) else ()):
             positions, number = in_order[begin:end], int(numbers[begin])
             shard = None if number == NOWHERE else self.placements.shards[number].id
-            owner = None if shard is None else self.map.owner(shard) or self.previous_owners.get(shard)
-            if shard is None or owner is None:
-                unowned.append(positions)
-            else:
-                parts.setdefault(owner, []).append(ShardPart(shard, positions, age, epoch))
+            self._add(shard, positions, age, parts, unowned)
         return np.concatenate(unowned) if unowned else NO_POSITIONS
+
+    def _add(
+        self,
+        shard: ShardId | None,
+        positions: NDArray[np.intp],
+        age: int,
+        parts: PartsByOwner,
+        unowned: list[NDArray[np.intp]],
+    ) -> None:
+        """Add an epoch's blocks of a shard to its owner's parts, or to *unowned*."""
+        owner = None if shard is None else self.map.owner(shard) or self.previous_owners.get(shard)
+        if shard is None or owner is None:
+            unowned.append(positions)
+        else:
+            part = ShardPart(shard, positions, age, self.placements.records[age].epoch)
+            parts.setdefault(owner, []).append(part)
 
     def _add_previous_owners(self, parts: PartsByOwner, age: int) -> None:
         """Also ask the previous owner of each shard that changed hands lately."""
