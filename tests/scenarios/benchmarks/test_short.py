@@ -24,7 +24,7 @@ ROWS = {
     "put_staged": ["D3", "D3"],
     "put_committed": ["D4", "D4"] if unavailable_reason() else ["D4", "D4", "D4"],
     "lookup": ["D5"],
-    "small_get": ["D6", "D6"],
+    "small_get": ["D6", "D6", "D6m"],
     "processor_time": ["D7", "D7"],
     "event_loop_time": ["D7l"],
     "many_workers": ["D12", "D12"],
