@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from tests.support.agent.assembly import (
     DRIVE,
     FABRIC,
+    FAR_S,
     SHARD,
     HeldDrive,
     assembled,
+    chain_of,
     get_states,
     put_states,
     reasons_of,
@@ -42,6 +44,7 @@ from ostraca_fabric.model.fabric_map import ShardRecord
 from ostraca_fabric.model.ids import EnclosureId, OwnerEpoch
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.tables.digests import TagCheck
+from ostraca_fabric.wire.messages import Lookup
 
 SEGMENTS = 6
 
@@ -209,6 +212,8 @@ async def test_while_a_shard_is_recovered_blocks_not_read_yet_are_misses_that_sa
         assert fabric.agent.status().shards[0].recovered < 1
         missed = await fabric.get(worker, [1])
         assert (get_states(missed), reasons_of(missed)) == ([BlockState.MISS], [Reason.RECOVERING])
+        absent = await fabric.data_path.lookup(worker, fabric.volume, Lookup(99, 0, FAR_S, chain_of([1])))
+        assert (list(absent.states), list(absent.reasons)) == ([BlockState.MISS], [Reason.RECOVERING])
         declined = await fabric.put(worker, [2])
         assert (put_states(declined), reasons_of(declined)) == ([PutState.DECLINED], [Reason.RECOVERING])
         held.let_go()

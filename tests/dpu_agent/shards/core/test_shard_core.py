@@ -5,7 +5,7 @@ import pytest
 from tests.support.agent.owned_shard import OwnedShard, key, keys_of, rows16, seeds_of, tag_of
 from tests.support.agent.shard_invariants import check_core
 
-from ostraca_dpu_agent.shards.core import SegmentState, ShardSettings
+from ostraca_dpu_agent.shards.core import SegmentState, ShardSettings, has_in_each
 from ostraca_dpu_agent.shards.core.catalog import Promises
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.extent import MIB, PAGE_BYTES
@@ -607,6 +607,21 @@ def test_what_runs_out_at_once_holds_back_each_segment_it_lies_in() -> None:
     quiet_at_s = {number: shard.core.ring.segments[number].quiet_at_s for number in ends_s}
     assert quiet_at_s == {number: end_s + 50.0 for number, end_s in ends_s.items()}
     assert shard.core.counts().reservations == 0
+
+
+def test_blocks_of_several_shards_are_looked_up_and_counted_at_each() -> None:
+    one, other = OwnedShard(), OwnedShard()
+    for each, numbers in ((one, [1, 2]), (other, [3])):
+        each.settle()
+        each.put(numbers)
+        each.core.index.forget_all_reads()
+    runs = [(one.core, 2), (None, 1), (other.core, 3), (one.core, 0), (one.core, 2)]
+    found = has_in_each(runs, keys_of([1, 9, 3, 3, 1, 3, 2, 3]))
+    assert found.tolist() == [True, False, False, True, False, True, True, False]
+    counted = [(each.core.counts().keys_asked, each.core.counts().keys_found) for each in (one, other)]
+    assert counted == [(4, 2), (3, 2)]
+    for each, number in ((one, 1), (one, 2), (other, 3)):
+        assert each.core.index.is_read(each.core.index.find(keys_of([number]))).all()
 
 
 def test_the_counts_say_what_happened(shard: OwnedShard) -> None:
