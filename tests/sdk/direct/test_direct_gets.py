@@ -18,6 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, SOON_S, hashes
 from tests.sdk.direct.drive_files import DRIVE_BYTES, FABRIC, as_another_user, create_drive
+from tests.sdk.direct.test_direct_reader import until
 from tests.sdk.scripted_agent import LIMITS, AgentConnection, ScriptedAgent, agent_at
 from tests.support.simulated.stuck_memory import StuckMemory
 from tests.support.stalls import Stopwatch
@@ -129,6 +130,7 @@ class Host:
 
     def report(self) -> tuple[list[int], list[int]]:
         """Return the positions that a worker reported as verified, and as failed, once."""
+        until(lambda: bool(self.agent.seen_of(ExtentsRead)))
         (report,) = self.agent.seen_of(ExtentsRead)
         verified, failed = (codec.positions(each, BLOCKS) for each in (report.verified, report.failed))
         return verified.tolist(), failed.tolist()
@@ -561,6 +563,7 @@ def test_slots_under_a_read_that_hangs_are_used_by_nobody_before_it_ends(
         found = get(host, client, deadline_s)
         assert set(zip(found.states, found.reasons, strict=True)) == {outcome}
         asked = host.agent.seen_of(Get)[0].request
+        until(lambda: end != "silence" or bool(host.agent.seen_of(ExtentsRead)))
         assert host.agent.seen_of(ExtentsRead) == [ExtentsRead(asked, b"", b"")] * (end == "silence")
         assert host.agent.cancelled.wait(FAR_S if end == "deadline" else 0) is (end == "deadline")
         wait_free(client, used=BLOCKS)

@@ -98,6 +98,23 @@ class Watched:
             lambda where, core, _, keys, **__: said.looked_up(core, keys, where.found),
         )
         self._hear(ShardCore, "has", lambda found, core, keys, **_: said.looked_up(core, keys, found))
+
+        def looked_up(
+            found: NDArray[np.bool_],
+            service: OwnerService,
+            runs: Sequence[tuple[ShardId | None, int]],
+            _: int,
+            keys: NDArray[np.uint8],
+            *__: object,
+        ) -> None:
+            first = 0
+            for shard, count in runs:
+                last = first + count
+                if shard is not None:
+                    said.looked_up(service.shards[shard].core, keys[first:last], found[first:last])
+                first = last
+
+        self._hear(OwnerService, "has", looked_up)
         self._hear(
             ShardCore, "reserve", lambda made, core, _, keys, *__, **___: said.reserved(core, keys, made)
         )
