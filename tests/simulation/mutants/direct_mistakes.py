@@ -62,14 +62,13 @@ def slots_under_own_reads_never_come_back() -> None:
 
 
 def what_is_lost_is_asked_for_again() -> None:
-    column = OwnReads.column
+    are = OwnReads.are
 
-    def mistaken(self: OwnReads, state: OwnRead) -> bytes:
-        if state is not OwnRead.FAILED:
-            return column(self, state)
-        return np.flatnonzero(self.are(OwnRead.FAILED) | self.are(OwnRead.LOST)).astype(codec.U32).tobytes()
+    def mistaken(self: OwnReads, state: OwnRead) -> Any:
+        is_lost = are(self, OwnRead.LOST) if state is OwnRead.FAILED else np.False_
+        return are(self, state) | is_lost
 
-    _change(OwnReads, "column", mistaken)
+    _change(OwnReads, "are", mistaken)
 
 
 def what_failed_is_left_to_nobody() -> None:
