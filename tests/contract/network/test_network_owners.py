@@ -19,10 +19,12 @@ from ostraca_dpu_agent.adapters.peers.peer_connection import PeerSettings
 from ostraca_fabric.connection import Server, serve
 from ostraca_fabric.errors import ConnectError
 from ostraca_fabric.model.ids import AgentId, StartId
+from ostraca_fabric.runtime.tasks import begun
 from ostraca_fabric.telemetry.status import AskCounters, PeerStatus
 from ostraca_fabric.wire.handshake import Access, AgentHandshake
 from ostraca_fabric.wire.messages import (
     AgentRequest,
+    AnswerToAgent,
     Commit,
     Committed,
     ConnectionLimits,
@@ -124,6 +126,15 @@ class TestNetworkOwners:
         assert pair.status.inflight == 1
         pair.owner.may_answer.set()
         assert isinstance(await slow, Committed)
+
+    async def test_a_first_part_without_a_task_asks_a_peer_that_is_not_connected(self, pair: Pair) -> None:
+        async def look_up() -> AnswerToAgent:
+            return await pair.owners.ask(OWNER, RESOLVE)
+
+        begun_here = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(lambda: begun_here.set_result([begun(look_up())]))
+        (rest,) = await begun_here
+        assert isinstance(await rest, Resolved)
 
     async def test_what_can_be_sent_is_under_way_before_anybody_waits_for_it(self, pair: Pair) -> None:
         await pair.owners.ask(OWNER, RESOLVE)
