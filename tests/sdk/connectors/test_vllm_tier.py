@@ -303,6 +303,7 @@ def test_loads_beyond_the_limit_are_computed(fabric: FabricThread) -> None:
 def test_a_load_that_would_take_longer_than_computing_is_declined(fabric: FabricThread) -> None:
     with EngineSteps(settings(fabric.addresses[0], prefill_tokens_per_s=1e12)) as engine:
         engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())
+        fabric.await_writes()
         engine.begin("b", KEYS)
         assert not engine.load("b", KEYS).failed, "until something was loaded, nobody knows how long it takes"
         engine.begin("c", KEYS)
@@ -350,6 +351,7 @@ def test_the_log_tells_the_command_that_explains_a_chunk(
         engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())
         engine.begin("b", KEYS)
         engine.load("b", KEYS[35:], first_row=100)
+    fabric.await_writes()
     for chunks in ("40 chunks under way", "5 chunks under way"):
         (line,) = [line for line in caplog.messages if f" {chunks}" in line]
         command = line.split(": ostraca ")[1].split()

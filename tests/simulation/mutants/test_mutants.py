@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
 from tests.simulation.mutants.mutants import MUTANTS, all_hunted
 
 SOON = (
@@ -24,7 +23,6 @@ SOON = (
 )
 
 
-@pytest.mark.timeout(120)
 def test_mistakes_made_on_purpose_are_found() -> None:
     assert {name for name, found, _ in all_hunted(list(SOON), jobs=2) if not all(found)} == set()
 

@@ -44,12 +44,16 @@ class FabricThread(InProcessFabric):
     def connect(self, settings: ClientSettings = SMALL, *, tenant: str = "default") -> ostraca.Client:
         return ostraca.connect(self.addresses, settings=settings, tenant=tenant)
 
-    def damage(self, block: NDArray[np.uint8]) -> None:
-        """Change a block's bytes on flash, once its put is written."""
+    def await_writes(self) -> None:
+        """Wait until all puts are on flash."""
         until_s = time.monotonic() + 20
         while any(agent.staging_used_bytes for agent in self.status()):
             assert time.monotonic() < until_s, "blocks stay staged"
             time.sleep(0.005)
+
+    def damage(self, block: NDArray[np.uint8]) -> None:
+        """Change a block's bytes on flash, once its put is written."""
+        self.await_writes()
         overwrite(*find_on_flash(self.plan, block), b"\x00" * 64)
 
 
