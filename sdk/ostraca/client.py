@@ -38,6 +38,7 @@ from ostraca_fabric.errors import ClosedError, ConnectError, OstracaError, Usage
 from ostraca_fabric.model.ids import TenantId, checked_name
 from ostraca_fabric.model.limits import flag, whole
 from ostraca_fabric.model.volume import COUNT_MAX, Layout, VolumeRecord
+from ostraca_fabric.runtime.process_memory import MemoryProof
 from ostraca_fabric.telemetry.requests import worker_name
 from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.handshake import CLIENT_BYTES, DIRECT, LEAVING, MEMORY
@@ -96,7 +97,8 @@ def connect(
             direct = _direct_reader(chosen, arena.array, os.environ)
             has = {LEAVING: len(targets) > 1, DIRECT: direct is not None, MEMORY: chosen.direct_memory}
             features = tuple(name for name, is_there in has.items() if is_there)
-            identity = ClientIdentity(name, shown, arena.ends, client_id, features, tls)
+            proof = MemoryProof() if chosen.direct_memory else None
+            identity = ClientIdentity(name, shown, arena.ends, client_id, features, tls, proof)
             connections = ConnectionManager(targets, identity, arena, chosen, worker)
             cpus = len(os.sched_getaffinity(0))
             threads, fetching = threads_for(cpus), threads_for(cpus, are_fetching=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from tests.fabric.connection.bulk import bulk_frame
 
@@ -253,6 +254,8 @@ class ScriptedAgent:
             connection.messages.put(message)
         else:
             answer = self._handshake.answer(HELLO.decode(event), os.getuid())
+            if isinstance(answer, Welcome):
+                answer = msgspec.structs.replace(answer, reads_worker=False)
             connection.send(answer)
             if isinstance(answer, Welcome):
                 connection.is_greeted, connection.features = True, answer.features

@@ -84,8 +84,8 @@ class WriteQueue:
         """Bytes that wait for the next turn of each drive."""
         self._begun: dict[Drive, list[_BegunWrite]] = {}
 
-    async def turn(self, drive: DriveId, more_bytes: int) -> None:
-        """Wait until staged blocks of *more_bytes* may be written."""
+    def turn(self, drive: DriveId, more_bytes: int) -> asyncio.Future[None]:
+        """Return the future that is done once staged blocks of *more_bytes* may be written."""
         loop = asyncio.get_running_loop()
         turn = self._turns.get(drive)
         if turn is None:
@@ -94,7 +94,7 @@ class WriteQueue:
         self._waiting[drive] += more_bytes
         if self._waiting[drive] >= self._wait_bytes_max:
             self._begin(drive, turn)
-        await turn
+        return turn
 
     def flush(self) -> None:
         """Let all waiting blocks be written now."""

@@ -45,7 +45,7 @@ from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.extent import Pieces, whole_pages
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Ack, PutState, Reason
-from ostraca_fabric.ports.transport import WaveStream
+from ostraca_fabric.ports.transport import BlockStream
 from ostraca_fabric.runtime.tasks import until_done
 from ostraca_fabric.tables.digests import PieceState, TagCheck
 from ostraca_fabric.tables.slots import Wave
@@ -108,6 +108,10 @@ class PutRun(TransferRun[Put]):
         super().__init__(context, worker, volume, request, deadline, late=PutState.LATE)
         self._ack = _ack(request.ack)
         self._tags = codec.rows16(request.tags, len(self._blocks))
+        self._memory = worker.memory if request.addresses else None
+        if request.addresses and self._memory is None:
+            raise UsageError("addresses in a memory that this agent does not read: name slots alone")
+        self._addresses = codec.u64(request.addresses, len(self._blocks) if request.addresses else 0)
         self._space = Space(
             context.owners,
             context.commits,
@@ -118,7 +122,7 @@ class PutRun(TransferRun[Put]):
             ttl_s=request.ttl_s,
             pool=volume.pool,
         )
-        self._moving: dict[WaveStream, MovedGroup] = {}
+        self._moving: dict[BlockStream, MovedGroup] = {}
         """Groups before the end of their check."""
         self._waiting: list[tuple[DriveId, deque[MovedGroup]]] = []
         self._unchecked: set[MovedGroup | None] = {None}
@@ -131,7 +135,7 @@ class PutRun(TransferRun[Put]):
 
         After any exception, ``Settled`` follows.
         """
-        storing = self._context.tasks.spawn(self._store())
+        storing = self._context.tasks.begin(self._store())
         must_settle = True
         try:
             await self._deadline.wait([self._is_staged if self._ack is Ack.STAGED else storing])
@@ -312,8 +316,8 @@ class PutRun(TransferRun[Put]):
         self, drive_id: DriveId, group: MovedGroup, lease: StagingLease, *, is_last: bool
     ) -> None:
         """Process a group from arena to commit. *is_last*: no other group waits for the lane."""
-        context, arrivals = self._context, self._arrivals(group, lease)
-        positions, check = group.positions, arrivals.check
+        context, check = self._context, self._expect(group, lease)
+        positions = group.positions
         keys = self._blocks.keys[positions]
         staged = StagedGroup(
             lease,
@@ -322,15 +326,18 @@ class PutRun(TransferRun[Put]):
             check.tags,
             lambda rows: self._space.are_standing(positions[rows], context.routes().map),
         )
-        kept, streams = np.zeros(len(positions), np.bool_), list[WaveStream]()
+        kept, fetched = np.zeros(len(positions), np.bool_), list[tuple[BlockStream, asyncio.Future[None]]]()
         try:
-            streams.append(stream := self._fetch(group, lease, arrivals))
-            await self._check_group(group, stream, arrivals)
+            fetched.append(self._fetch(group, lease, check))
+            await self._check_group(group, *fetched[0])
             context.staged.add(staged, group.good)
             self._end_check(group)
             context.staging.charge_to_drive(lease, drive_id)
             if self._ack is Ack.STAGED and is_last:
-                await context.writes.turn(drive_id, lease.held_bytes)
+                turn = context.writes.turn(drive_id, lease.held_bytes)
+                if not self._unchecked:
+                    await until_done(self._is_over)  # the answer goes before the write
+                await turn
             reasons = self._write(drive_id, group, check.pieces)
             if group.write is not None:
                 await self._wait_for_write(group.write, reasons)
@@ -341,10 +348,10 @@ class PutRun(TransferRun[Put]):
                 context.staged.remove(staged, group.good[has_failed])
             kept[:] = await self._commit(group, reasons)
         except BaseException:  # on any error, the lease must outlive all started work
-            for each in streams:
-                each.stop()
-                await until_done(each.ended)
-                await until_done(arrivals.checked)
+            for stream, checked in fetched:
+                stream.stop()
+                await until_done(stream.ended)
+                await until_done(checked)
             if group.write is not None:
                 await until_done(group.write.ends)
             raise
@@ -354,7 +361,7 @@ class PutRun(TransferRun[Put]):
             keep = CacheOffer(keys, check.tags, check.lengths, kept, tenant=self._blocks.tenant)
             staged.end(lambda: context.release(lease, ios, keep=keep))
 
-    def _arrivals(self, group: MovedGroup, lease: StagingLease) -> Arrivals:
+    def _expect(self, group: MovedGroup, lease: StagingLease) -> TagCheck:
         """Expect a group's blocks in the lease's slots, in the order of their places on the drive."""
         places = self._space.drive_offsets(group.positions)
         in_order = np.argsort(places, kind="stable")
@@ -363,35 +370,53 @@ class PutRun(TransferRun[Put]):
         pieces = Pieces(self._context.staging.array, lease.offsets, places[in_order], whole_pages(lengths))
         check = TagCheck(pieces, lengths, self._blocks.seeds[positions], self._tags[positions])
         group.states = check.states
-        return Arrivals(check, self._context.checkers)
+        return check
 
-    def _fetch(self, group: MovedGroup, lease: StagingLease, arrivals: Arrivals) -> WaveStream:
-        """Start fetching a group from the arena."""
+    def _fetch(
+        self, group: MovedGroup, lease: StagingLease, check: TagCheck
+    ) -> tuple[BlockStream, asyncio.Future[None]]:
+        """Start fetching a group from the worker's memory or from the arena.
+
+        The future is done after the last check.
+        """
+        stream, checked = self._fetch_from_memory(group, check) or self._fetch_from_arena(group, lease, check)
+        self._leases.add(lease)
+        self._moving[stream] = group
+        stream.ended.add_done_callback(lambda _: self._leases.discard(lease))
+        return stream, checked
+
+    def _fetch_from_memory(
+        self, group: MovedGroup, check: TagCheck
+    ) -> tuple[BlockStream, asyncio.Future[None]] | None:
+        if self._memory is None:
+            return None
+        stream = self._memory.fetch(check, self._addresses[group.positions])
+        return stream, stream.ended
+
+    def _fetch_from_arena(
+        self, group: MovedGroup, lease: StagingLease, check: TagCheck
+    ) -> tuple[BlockStream, asyncio.Future[None]]:
+        arrivals = Arrivals(check, self._context.checkers)
         blocks = Wave(
             staging=lease.offsets,
             arena=self._slots[group.positions],
-            lengths=arrivals.check.lengths,
+            lengths=check.lengths,
             staging_slot_bytes=lease.slot_bytes,
             arena_slot_bytes=self._request.slot_bytes,
         )
         per_wave = self._context.blocks_per_wave(self._slot_bytes)
         stream = self._arena.fetch(blocks, per_wave=per_wave, arrived=arrivals.arrive)
-        self._leases.add(lease)
-        self._moving[stream] = group
+        stream.ended.add_done_callback(lambda _: arrivals.end())
+        return stream, arrivals.checked
 
-        def ended(_: asyncio.Future[None]) -> None:
-            self._leases.discard(lease)
-            arrivals.end()
-
-        stream.ended.add_done_callback(ended)
-        return stream
-
-    async def _check_group(self, group: MovedGroup, stream: WaveStream, arrivals: Arrivals) -> None:
+    async def _check_group(
+        self, group: MovedGroup, stream: BlockStream, checked: asyncio.Future[None]
+    ) -> None:
         """Wait until a group has arrived and is checked, and note the outcomes.
 
         After the end of the request, no further block may be stored.
         """
-        await arrivals.checked
+        await checked
         del self._moving[stream]
         if not self._deadline.is_over():
             self._note_checked(group, _AT_CHECK)

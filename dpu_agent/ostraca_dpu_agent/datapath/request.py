@@ -39,10 +39,10 @@ from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.ports.owners import LocalShards, Owners
-from ostraca_fabric.ports.transport import RemoteArena
+from ostraca_fabric.ports.transport import BlockStream, RemoteArena
 from ostraca_fabric.runtime.tasks import Tasks, until_done
 from ostraca_fabric.runtime.threads import show_name
-from ostraca_fabric.tables.digests import derive_keys, tag_seeds
+from ostraca_fabric.tables.digests import TagCheck, derive_keys, tag_seeds
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import OTHER_STATES, STATES, EventRing, OperationTally, Tally
 from ostraca_fabric.telemetry.status import AgentCounters, EstimateCounters, PrefetchCounters
@@ -79,12 +79,23 @@ class Holder(Protocol):
         """Tenant whose share is used."""
 
 
+class ReadableMemory(Protocol):
+    """Memory of a worker on this host, for puts."""
+
+    def fetch(self, check: TagCheck, addresses: NDArray[np.uint64]) -> BlockStream:
+        """Start copying the blocks of *check* from *addresses*, and checking each: shape (n,)."""
+
+
 class WorkerConnection(Holder, Protocol):
     """Origin of a request, and holder of its staging."""
 
     @property
     def arena(self) -> RemoteArena:
         """The worker's arena. Raises RefusedError without an arena."""
+
+    @property
+    def memory(self) -> ReadableMemory | None:
+        """The worker's memory, where this agent reads it."""
 
     def stopped(self, request: int) -> asyncio.Future[None]:
         """Return the future that is done when the worker cancels this request."""
@@ -500,7 +511,7 @@ class TransferRun(Generic[_TransferRequest]):
         for lease in self._leases:
             self._context.staging.quarantine(lease)
 
-    def _send_settled(self, _run: asyncio.Task[None]) -> None:
+    def _send_settled(self, _run: asyncio.Future[None]) -> None:
         self._worker.send(Settled(self._request.request))
 
 

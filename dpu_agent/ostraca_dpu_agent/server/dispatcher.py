@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemoryReader
 from ostraca_dpu_agent.datapath.data_path import DataPath
 from ostraca_dpu_agent.datapath.request import ReadsEnded
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
@@ -30,12 +31,7 @@ from ostraca_dpu_agent.volumes import ServedVolume, Volumes
 from ostraca_fabric.connection import ServerConnection
 from ostraca_fabric.errors import ConnectError, RefusedError, TransportError, UnknownVolumeError, UsageError
 from ostraca_fabric.model.ids import DriveId, FabricId, TenantId
-from ostraca_fabric.ports.transport import (
-    RemoteArena,
-    Transport,
-    WaveNews,
-    WaveStream,
-)
+from ostraca_fabric.ports.transport import BlockStream, RemoteArena, Transport, WaveNews, WaveStream
 from ostraca_fabric.runtime.tasks import begun
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.telemetry.requests import label_of, labelled, worker_name
@@ -120,7 +116,7 @@ class TrackedArena:
         self._track(stream.ended)
         return stream
 
-    def fetch(self, blocks: Wave, *, per_wave: int, arrived: Callable[[int, int], None]) -> WaveStream:
+    def fetch(self, blocks: Wave, *, per_wave: int, arrived: Callable[[int, int], None]) -> BlockStream:
         """Start moving blocks from the worker as specified by the port."""
         stream = self._arena.fetch(blocks, per_wave=per_wave, arrived=arrived)
         self._track(stream.ended)
@@ -139,7 +135,13 @@ class TrackedArena:
 class WorkerSession:
     """Connection of a worker."""
 
-    def __init__(self, connection: ServerConnection, hello: Hello, arena: RemoteArena | None) -> None:
+    def __init__(
+        self,
+        connection: ServerConnection,
+        hello: Hello,
+        arena: RemoteArena | None,
+        memory: WorkerMemoryReader | None,
+    ) -> None:
         """Begin without open volumes; *arena* is None without one."""
         self._connection = connection
         self._arena = None if arena is None else TrackedArena(arena)
@@ -148,6 +150,9 @@ class WorkerSession:
         self.worker = worker_name(hello.client)
         """Name in logs."""
         self.client = hello.client
+        self.memory = memory
+        """Reader of the worker's memory; None where this agent does not read it."""
+
         self._direct_drives: Mapping[DriveId, int] = {}
         self._reads_memory = False
         self._reads: dict[int, tuple[ReadsEnded, asyncio.TimerHandle]] = {}
@@ -240,6 +245,8 @@ class WorkerSession:
         """Start no more transfers to this worker, and expect no reports."""
         if self._arena is not None:
             self._arena.close()
+        if self.memory is not None:
+            self.memory.close()
         for request in list(self._reads):
             self.end_reads(request)
 
@@ -336,7 +343,11 @@ class RequestDispatcher:
             else:
                 connection.welcome = msgspec.structs.replace(connection.welcome, transport=offer.transport)
                 break
-        session = self._sessions[connection] = WorkerSession(connection, hello, arena)
+        memory = None
+        if arena is not None and connection.welcome.reads_worker and hello.memory is not None:
+            memory = WorkerMemoryReader.of(connection.peer_process, hello.memory)
+        connection.welcome = msgspec.structs.replace(connection.welcome, reads_worker=memory is not None)
+        session = self._sessions[connection] = WorkerSession(connection, hello, arena, memory)
         if session.tenant:  # a worker's connection
             self._tenants.add(self._tenants.connections, session.tenant)
 
@@ -355,7 +366,7 @@ class RequestDispatcher:
                 return self._work_on_flash(request)
             case OpenVolume() | Lookup() | Get() | Put() | Prefetch() | Explain() | SettlePast():
                 serving = self._serve_worker(self._sessions[connection], request)
-                return begun(serving) if isinstance(request, Lookup | Get) else serving
+                return begun(serving) if isinstance(request, Lookup | Get | Put) else serving
             case _:
                 raise UsageError(f"{type(request).__name__} is not served by this agent")
 

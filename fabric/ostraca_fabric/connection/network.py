@@ -251,6 +251,14 @@ def peer_uid(transport: asyncio.BaseTransport) -> int | None:
     return peer_credentials(connected)[1]
 
 
+def peer_process(transport: asyncio.BaseTransport) -> int:
+    """Return the peer's process id from the kernel, or 0 if unknown."""
+    connected = transport.get_extra_info("socket")
+    if connected is None or connected.family != socket.AF_UNIX:
+        return 0
+    return peer_credentials(connected)[0]
+
+
 def secured(transport: asyncio.BaseTransport) -> PeerCertificate | None:
     """Return the peer's certificate names from TLS; None without TLS."""
     shown: ssl.SSLObject | None = transport.get_extra_info("ssl_object")

@@ -20,7 +20,7 @@ from enum import Enum, auto
 from typing import Any, Protocol
 
 from ostraca_fabric.connection.framed import FramedConnection
-from ostraca_fabric.connection.network import SOCKETS, Listening, Network, peer_uid, secured
+from ostraca_fabric.connection.network import SOCKETS, Listening, Network, peer_process, peer_uid, secured
 from ostraca_fabric.connection.streams import ConnectionSettings
 from ostraca_fabric.errors import (
     ConnectError,
@@ -130,6 +130,11 @@ class ServerConnection(FramedConnection):
             role = self.hello.role if self.hello.role in ROLES else "someone"
             who = f"{role} {shown(self.hello.name)}"
         return who if self._peer_uid is None else f"{who} (user {self._peer_uid})"
+
+    @property
+    def peer_process(self) -> int:
+        """Process of the peer on this host, according to the kernel; 0 if unknown."""
+        return 0 if self._transport is None else peer_process(self._transport)
 
     @property
     def inflight(self) -> int:

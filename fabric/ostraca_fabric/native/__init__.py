@@ -32,7 +32,7 @@ from xxhash import _xxhash  # type: ignore[attr-defined]  # the stubs lack the C
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 12
+INTERFACE = 13
 """Interface of the library, equal to the number in ``ostraca.h``. A library compiled from other sources would
 misread arguments and crash the process."""
 
@@ -45,10 +45,11 @@ _count = c_int64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     # memory, its size, offsets, lengths, seeds, tags made, blocks
     "ostraca_tags": (_count, [_at, _bytes, _at, _at, _at, _at, _count]),
-    # memory, its size, offsets, lengths, seeds, tags, good, blocks
-    "ostraca_check": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _count]),
-    # memory, its size, offsets, lengths, page, blocks
-    "ostraca_blank_rests": (_count, [_at, _bytes, _at, _at, _bytes, _count]),
+    # memory, its size, offsets, lengths, seeds, tags, states, blocks, page, process, addresses there, stop
+    "ostraca_verify": (
+        _count,
+        [_at, _bytes, _at, _at, _at, _at, _at, _count, _bytes, c_int, _at, _at],
+    ),
     # memory, its size, offsets, lengths, seeds, parts, first part of each block, tags made, blocks
     "ostraca_gather": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _at, _count]),
     # memory, its size, offsets, lengths, seeds, tags, parts, first part, which block, until_s, good, blocks

@@ -12,7 +12,7 @@
 #include <time.h>
 
 /* Raise the number, here and in `__init__.py`, after every change of the interface. */
-#define OSTRACA_INTERFACE 12
+#define OSTRACA_INTERFACE 13
 
 #define TAG_BYTES 16
 #define KEY_BYTES 16

@@ -4,7 +4,9 @@
 #include "ostraca.h"
 
 #include <endian.h>
+#include <errno.h>
 #include <string.h>
+#include <sys/uio.h>
 
 typedef struct {
     uint64_t low;
@@ -62,38 +64,37 @@ PUBLIC int64_t ostraca_tags(const uint8_t *memory, uint64_t size, const int64_t 
                             const uint64_t *seeds, uint8_t *tags, int64_t blocks)
 {
     int64_t inside = first_outside(size, offsets, lengths, blocks);
-    if (inside < blocks)
-        return inside;
-    for (int64_t block = 0; block < blocks; block++)
+    for (int64_t block = 0; inside == blocks && block < blocks; block++)
         tag_of(memory + offsets[block], lengths[block], seeds[block], tags + TAG_BYTES * block);
-    return blocks;
+    return inside;
 }
 
-/* Tells for each block whether the tag matches the bytes. Returns as `ostraca_tags`. */
-PUBLIC int64_t ostraca_check(const uint8_t *memory, uint64_t size, const int64_t *offsets, const uint32_t *lengths,
-                             const uint64_t *seeds, const uint8_t *tags, uint8_t *good, int64_t blocks)
+/* Copies a block out of another process. Returns 0, or an errno. */
+static int64_t copy_from(pid_t process, uint64_t address, uint8_t *to, uint64_t left)
 {
-    int64_t inside = first_outside(size, offsets, lengths, blocks);
-    if (inside < blocks)
-        return inside;
-    for (int64_t block = 0; block < blocks; block++)
-        good[block] = is_tagged(memory + offsets[block], lengths[block], seeds[block],
-                                tags + TAG_BYTES * block);
-    return blocks;
-}
-
-/* Zeroes the bytes after each block up to the next multiple of `page`. Returns as `ostraca_tags`. Memory ends at a
- * page, so the rest of an inside block is inside as well. */
-PUBLIC int64_t ostraca_blank_rests(uint8_t *memory, uint64_t size, const int64_t *offsets, const uint32_t *lengths,
-                                   uint64_t page, int64_t blocks)
-{
-    int64_t inside = first_outside(size, offsets, lengths, blocks);
-    if (inside < blocks)
-        return inside;
-    for (int64_t block = 0; block < blocks; block++) {
-        uint64_t end = (uint64_t)offsets[block] + lengths[block];
-        uint64_t rest = (page - lengths[block] % page) % page;
-        memset(memory + end, 0, rest < size - end ? rest : size - end);
+    ssize_t step = 1;
+    for (; left && step > 0; address += (uint64_t)step, to += step, left -= (uint64_t)step) {
+        struct iovec here = {to, left}, there = {(void *)(uintptr_t)address, left};
+        step = process_vm_readv(process, &here, 1, &there, 1, 0);
     }
-    return blocks;
+    return step > 0 ? 0 : step ? errno : EFAULT;
+}
+
+/* Verifies blocks, each a state (`enum piece_state` of io/io.h), until `stop`, if any, is not 0. With `addresses`, each
+ * block is copied out of another process first. With `page`, the rest of its last page is zeroed: memory ends at a
+ * page, so the rest is inside. Returns as `ostraca_tags`, or -errno of a failed copy. */
+PUBLIC int64_t ostraca_verify(uint8_t *memory, uint64_t size, const int64_t *offsets, const uint32_t *lengths,
+                              const uint64_t *seeds, const uint8_t *tags, uint8_t *states, int64_t blocks,
+                              uint64_t page, int process, const uint64_t *addresses, const uint8_t *stop)
+{
+    int64_t failed, inside = first_outside(size, offsets, lengths, blocks), end = inside < blocks ? 0 : blocks;
+    for (int64_t block = 0; block < end && !(stop && __atomic_load_n(stop, __ATOMIC_RELAXED)); block++) {
+        uint8_t *at = memory + offsets[block];
+        if (addresses && (failed = copy_from(process, addresses[block], at, lengths[block])))
+            return -failed;
+        if (page)
+            memset(at + lengths[block], 0, (page - lengths[block] % page) % page);
+        states[block] = is_tagged(at, lengths[block], seeds[block], tags + TAG_BYTES * block) ? 1 : 2;
+    }
+    return inside;
 }

@@ -116,21 +116,25 @@ class WaveNews(NamedTuple):
     """None at the begin."""
 
 
-class WaveStream(Protocol):
-    """Blocks on their way to a worker, in waves. A wave begins as soon as its blocks are ready."""
+class BlockStream(Protocol):
+    """Blocks on their way, in waves."""
 
     ended: asyncio.Future[None]
     """Done once all begun waves have settled, all news is reported, and no other wave will begin. The future
     never raises. Never cancel it."""
+
+    def stop(self) -> NDArray[np.intp]:
+        """Begin no further wave, and tell nothing more; return the rows of waves that have not settled."""
+
+
+class WaveStream(BlockStream, Protocol):
+    """Blocks on their way to a worker. A wave begins as soon as its blocks are ready."""
 
     def look(self) -> None:
         """Begin waves of blocks that have become ready. Not needed if the arena ``polls``."""
 
     def freeze(self) -> NDArray[np.uint8]:
         """Let no further block become ready; return a copy of the states that count from now on."""
-
-    def stop(self) -> NDArray[np.intp]:
-        """Begin no further wave, and tell nothing more; return the rows of waves that have not settled."""
 
     def take_news(self) -> Sequence[WaveNews]:
         """Return the news neither told nor reported so far, which will not be reported."""
@@ -163,7 +167,7 @@ class RemoteArena(Protocol):
         waiting, ``stop`` the stream, and keep the memory of both ends in quarantine until its end.
         """
 
-    def fetch(self, blocks: Wave, *, per_wave: int, arrived: Callable[[int, int], None]) -> WaveStream:
+    def fetch(self, blocks: Wave, *, per_wave: int, arrived: Callable[[int, int], None]) -> BlockStream:
         """Start moving *blocks* from the worker, in waves of about *per_wave* blocks, in order.
 
         *arrived* is called once for each wave that is DONE, with the first row and the row behind the last,

@@ -43,6 +43,13 @@ class MemoryProof:
         self.address = self._memory.ctypes.data
 
 
+def shows_proof(process: int, address: int, proof: bytes) -> bool:
+    """Return whether a process has the bytes of a ``MemoryProof`` at an address. Raises OSError."""
+    found, place = np.zeros(PROOF_BYTES, np.uint8), np.array([address], np.uint64)
+    read_process(process, place, found, np.zeros(1, np.int64), np.array([PROOF_BYTES], np.uint32))
+    return found.tobytes() == proof
+
+
 def read_process(
     process: int,
     addresses: NDArray[np.uint64],

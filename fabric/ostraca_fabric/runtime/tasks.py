@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 _T = TypeVar("_T")
 
@@ -41,6 +41,16 @@ class Tasks:
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return task
+
+    def begin(self, coroutine: Coroutine[Any, Any, _T]) -> asyncio.Future[_T]:
+        """Run *coroutine* up to its first wait, as ``begun``; hold a task for the rest, if any."""
+        try:
+            rest = begun(coroutine)
+        except Exception as error:  # noqa: BLE001 (raised where the future is awaited)
+            failed: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            return failed
+        return self.spawn(_finished(rest)) if isinstance(rest, _Rest) else completed(cast("_T", rest))
 
     async def finish(self, *, within_s: float | None = None) -> bool:
         """Wait for all tasks, also tasks started meanwhile; tell whether all ended."""
@@ -113,6 +123,10 @@ class _Rest(Generic[_T]):
         except StopIteration as end:
             result: _T = end.value
             return result
+
+
+async def _finished(rest: Awaitable[_T]) -> _T:
+    return await rest
 
 
 async def in_task() -> None:

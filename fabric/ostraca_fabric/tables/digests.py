@@ -31,9 +31,10 @@ xxHash specification (doc/xxhash_spec.md of github.com/Cyan4973/xxHash), in cano
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -239,13 +240,39 @@ def are_good(
     """
     offsets, lengths, seeds = _columns(offsets, lengths, seeds)
     assert tags.shape == (len(offsets), TAG_BYTES), f"tags of shape {tags.shape} for {len(offsets)} blocks"
-    tags = np.ascontiguousarray(tags)
-    good = np.empty(len(offsets), np.bool_)
-    checked = library.ostraca_check(
-        at(memory), memory.nbytes, at(offsets), at(lengths), at(seeds), at(tags), at(good), len(offsets)
-    )
-    _refuse_outside(checked, memory, offsets, lengths)
+    states = np.zeros(len(offsets), np.uint8)
+    _verify(memory, offsets, lengths, seeds, np.ascontiguousarray(tags), states)
+    good: NDArray[np.bool_] = states == GOOD
     return good
+
+
+def _verify(
+    memory: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.uint32],
+    seeds: NDArray[np.uint64],
+    tags: NDArray[np.uint8],
+    states: NDArray[np.uint8],
+    *,
+    page_bytes: int = 0,
+    source: ProcessBlocks | None = None,
+) -> None:
+    """Set the states of blocks, as ``native/tags.c`` explains. Raises OSError if a copy failed."""
+    verified = library.ostraca_verify(
+        at(memory),
+        memory.nbytes,
+        at(offsets),
+        at(lengths),
+        at(seeds),
+        at(tags),
+        at(states),
+        len(offsets),
+        page_bytes,
+        *((0, None, None) if source is None else (source.process, at(source.addresses), at(source.stop))),
+    )
+    if verified < 0:
+        raise OSError(-verified, os.strerror(-verified))
+    _refuse_outside(verified, memory, offsets, lengths)
 
 
 class PieceState(IntEnum):
@@ -261,6 +288,18 @@ class PieceState(IntEnum):
 
 GOOD = int(PieceState.GOOD)
 """The same, for columns: numpy takes thrice as long for an enum's member."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessBlocks:
+    """Blocks in the memory of another process, which the kernel lets this one read."""
+
+    process: int
+    addresses: NDArray[np.uint64]
+    """Shape (n,)."""
+
+    stop: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(1, np.uint8))
+    """Not 0 ends copies before the next block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,14 +358,22 @@ class TagCheck:
         self.states[rows] = np.where(is_good, np.uint8(PieceState.GOOD), np.uint8(PieceState.DAMAGED))
         return is_good
 
+    def receive(self, rows: slice, source: ProcessBlocks | None = None) -> None:
+        """Check blocks that have arrived, or are copied from *source* first, right before each check.
 
-def blank_rests(memory: NDArray[np.uint8], offsets: NDArray[np.int64], lengths: NDArray[np.uint32]) -> None:
-    """Zero the rest of each block's last page, so that no foreign bytes reach flash."""
-    offsets, lengths, _ = _columns(offsets, lengths, np.zeros(len(offsets), np.uint64))
-    checked = library.ostraca_blank_rests(
-        at(memory), memory.nbytes, at(offsets), at(lengths), PAGE_BYTES, len(offsets)
-    )
-    _refuse_outside(checked, memory, offsets, lengths)
+        The rest of each block's last page is zeroed, so a block noted as GOOD has no foreign bytes behind the
+        end. Releases the GIL. Raises OSError if a copy failed: later blocks stay pending, as after a stop.
+        """
+        _verify(
+            self.pieces.memory,
+            self.pieces.memory_offsets[rows],
+            self.lengths[rows],
+            self.seeds[rows],
+            self.tags[rows],
+            self.states[rows],
+            page_bytes=PAGE_BYTES,
+            source=None if source is None else replace(source, addresses=source.addresses[rows]),
+        )
 
 
 def _columns(

@@ -42,6 +42,7 @@ from ostraca_fabric.wire.messages import (
     Hello,
     Refused,
     Welcome,
+    WorkerMemory,
 )
 
 WORKER = "worker"
@@ -153,7 +154,8 @@ class AgentHandshake:
     """Names of the transports usable for attaching an arena."""
 
     memory: AgentMemory | None = None
-    """Told to workers with the feature ``memory``, of users that can read the agent's memory anyway."""
+    """Told to workers with the feature ``memory``, of users that can read the agent's memory anyway. None for
+    agents that neither show their memory nor read that of workers."""
 
     version_oldest: int = WIRE_VERSION_OLDEST
     version_newest: int = WIRE_VERSION
@@ -164,7 +166,7 @@ class AgentHandshake:
         """Return the answer to a Hello. Close the connection after a Refused.
 
         *peer_uid* is the user at the other end according to the kernel, None over TCP. *secured* is the
-        identity according to TLS, None without TLS.
+        identity according to TLS, None without TLS. ``reads_worker`` is still to be tried.
         """
         try:
             version = self._version(hello)
@@ -173,9 +175,12 @@ class AgentHandshake:
         except _RefusalError as refusal:
             return refusal.refused
         features = tuple(name for name in self.features if name in hello.features)
-        reads = MEMORY in features and hello.role == WORKER and self.access.trusts(peer_uid)
-        memory = self.memory if reads else None
-        return Welcome(version, self.agent, self.start_id, features, self.limits, transport, memory)
+        may_read = self.memory is not None and hello.role == WORKER and self.access.trusts(peer_uid)
+        memory = self.memory if may_read and MEMORY in features else None
+        reads_worker = may_read and hello.memory is not None
+        return Welcome(
+            version, self.agent, self.start_id, features, self.limits, transport, memory, reads_worker
+        )
 
     def _version(self, hello: Hello) -> int:
         common = min(self.version_newest, hello.version_newest)
@@ -240,10 +245,11 @@ def hello_for(
     *,
     arenas: tuple[ArenaOffer, ...] = (),
     client: bytes = b"",
+    memory: WorkerMemory | None = None,
 ) -> Hello:
     """Return the first frame of a connecting end; pass the answer to ``accepted``."""
     return Hello(
-        WIRE_VERSION_OLDEST, WIRE_VERSION, role, tenant, token, name, features, arenas=arenas, client=client
+        WIRE_VERSION_OLDEST, WIRE_VERSION, role, tenant, token, name, features, arenas, client, memory
     )
 
 
@@ -264,6 +270,7 @@ def accepted(hello: Hello, answer: Welcome | Refused) -> Welcome:
         (not set(answer.features) <= set(hello.features), f"features {answer.features}"),
         (answer.transport not in _transports(hello), f"transport {answer.transport!r}"),
         (answer.memory is not None and MEMORY not in hello.features, "reads of its memory"),
+        (answer.reads_worker and hello.memory is None, "reads of this worker's memory"),
         (min(limits.frame_bytes_max, limits.blocks_max, limits.inflight_max) < 1, f"limits {limits}"),
     ]
     for is_wrong, what in wrong:

@@ -84,6 +84,14 @@ class ConnectionLimits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     inflight_max: int
 
 
+class WorkerMemory(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Offer of a worker's whole memory, for puts, to an agent of its host with the kernel's permission."""
+
+    proof_address: int
+    proof: bytes
+    """As in ``AgentMemory``."""
+
+
 class Hello(Message, frozen=True, tag=1):
     """First frame of a connection: caller and capabilities, for one tenant."""
 
@@ -101,6 +109,8 @@ class Hello(Message, frozen=True, tag=1):
     """In order of preference. Empty for a connection without blocks."""
     client: bytes = b""
     """Worker's random id, the same on every connection with the same arena."""
+    memory: WorkerMemory | None = None
+    """On a unix socket, by workers that may be read by the agent."""
 
 
 class AgentMemory(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -126,6 +136,9 @@ class Welcome(Message, frozen=True, tag=2):
 
     memory: AgentMemory | None = None
     """For workers on a unix socket that may be able to read the agent's memory."""
+
+    reads_worker: bool = False
+    """Whether the agent reads this worker's memory, so that a ``Put`` may name addresses there."""
 
 
 class Refused(Message, frozen=True, tag=3):
@@ -256,6 +269,9 @@ class Put(RequestMessage, frozen=True, tag=17):
     slot_bytes: int
     ttl_s: float = 0.0
     """Time after which the blocks are not worth reinsertion at their segment's eviction; 0 if unknown."""
+
+    addresses: bytes = b""
+    """u64 per block: addresses in the worker's memory to read instead of the slots, if ``reads_worker``."""
 
 
 class PutDone(BlocksAnswer, frozen=True, tag=18):

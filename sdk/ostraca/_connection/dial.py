@@ -37,13 +37,14 @@ from ostraca_fabric.errors import (
 from ostraca_fabric.model.limits import described
 from ostraca_fabric.ports.transport import ArenaEnd
 from ostraca_fabric.runtime.os_errors import state_and_remedy
+from ostraca_fabric.runtime.process_memory import MemoryProof
 from ostraca_fabric.sockets.default_paths import DAEMON_SOCKET, TLS_VARIABLES, agent_socket, default_directory
 from ostraca_fabric.sockets.stream import ByteStream, be_watchful
 from ostraca_fabric.wire.address import Address, TlsAddress, UnixAddress, parse_address
 from ostraca_fabric.wire.codec import HELLO_ANSWER
 from ostraca_fabric.wire.frames import BulkEnd, FrameReader, Passage, encode
 from ostraca_fabric.wire.handshake import WORKER, accepted, hello_for
-from ostraca_fabric.wire.messages import Hello, Refused, Welcome
+from ostraca_fabric.wire.messages import Hello, Refused, Welcome, WorkerMemory
 
 if TYPE_CHECKING:
     from ostraca_fabric.sockets.tls import Tls
@@ -103,11 +104,24 @@ class ClientIdentity:
     tls: Tls | None = None
     """Trusted CA and certificates for TLS addresses; required there."""
 
-    def hello(self, token: str) -> Hello:
-        """Build the first message of a connection."""
+    proof: MemoryProof | None = None
+    """Shown to agents at unix sockets, which may then read puts out of this process's memory."""
+
+    def hello(self, token: str, address: Address) -> Hello:
+        """Build the first message of a connection to an address."""
         arenas = tuple(end.offer() for end in self.ends.values() if end.has_offer)
+        memory = None
+        if self.proof is not None and isinstance(address, UnixAddress):
+            memory = WorkerMemory(self.proof.address, self.proof.content)
         return hello_for(
-            WORKER, self.tenant, _program(), token, self.features, arenas=arenas, client=self.client
+            WORKER,
+            self.tenant,
+            _program(),
+            token,
+            self.features,
+            arenas=arenas,
+            client=self.client,
+            memory=memory,
         )
 
 
@@ -221,7 +235,9 @@ def say_hello(address: Address, identity: ClientIdentity, *, within_s: float) ->
 
     Raises as ``dial``.
     """
-    channel = dial([address], replace(identity, ends={}, features=()), until_s=time.monotonic() + within_s)
+    channel = dial(
+        [address], replace(identity, ends={}, features=(), proof=None), until_s=time.monotonic() + within_s
+    )
     channel.stream.close()
     return channel.welcome
 
@@ -294,7 +310,7 @@ def _shake_hands(
     inline = identity.ends.get(InlineArenaEnd.name)
     sink = inline.sink if isinstance(inline, InlineArenaEnd) else _refuse_bulk
     reader = FrameReader(sink, frame_bytes_max=WELCOME_BYTES_MAX)
-    hello = identity.hello(token)
+    hello = identity.hello(token, address)
     stream.send_first(encode(hello), until_s=until_s)
     welcome = accepted(hello, _receive_welcome(stream, reader, identity, until_s))
     reader.frame_bytes_max = welcome.limits.frame_bytes_max

@@ -139,6 +139,9 @@ class AgentSession:
         self.memory = self._memory_of(channel)
         """Reader of the agent's memory, where this worker may read it."""
 
+        self.reads_worker = channel.welcome.reads_worker
+        """Whether the agent reads the blocks of puts out of this process's memory."""
+
         self._takes_reads = bool({DIRECT, MEMORY} & set(channel.welcome.features))
         self._announced = (-1, False)
         """Version of the drives told to the agent, and whether this worker reads its memory."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.errors import MalformedError
-from ostraca_fabric.runtime.process_memory import read_process
+from ostraca_fabric.runtime.process_memory import read_process, shows_proof
 from ostraca_fabric.sockets.stream import ByteStream
 from ostraca_fabric.wire.messages import AgentMemory
 
@@ -38,14 +38,13 @@ class AgentMemoryReader:
 
         Returns None if this process may not read the agent's memory.
         """
-        found = np.zeros(len(memory.proof), np.uint8)
         try:
             process = stream.peer_process
-            _read(process, memory.proof_address, found)
+            is_agent = shows_proof(process, memory.proof_address, memory.proof)
         except OSError as error:
             log.info("The agent's memory is not read: %s", error.strerror)
             return None
-        if not memory.proof or found.tobytes() != memory.proof:
+        if not is_agent:
             log.info("The agent's memory is not read: process %d is another one", process)
             return None
         return cls(process, memory.address, memory.size_bytes)
@@ -91,9 +90,3 @@ class BlocksInMemory:
             self.reader.read(self.addresses[some], memory, offsets[some], self.lengths[some])
 
         return copy
-
-
-def _read(process: int, address: int, memory: NDArray[np.uint8]) -> None:
-    """Fill *memory* from an address of a process. Raises OSError."""
-    lengths = np.array([memory.nbytes], np.uint32)
-    read_process(process, np.array([address], np.uint64), memory, np.zeros(1, np.int64), lengths)

@@ -21,6 +21,7 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca_fabric.model.extent import cut_by_bytes
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.digests import TAG_BYTES, are_good, tags_of
 
@@ -147,23 +148,12 @@ class FetchingPool:
         first, self._shared = self._shared, self._shared + len(lengths)
 
         def fetch_and_work(share: slice) -> None:
-            for piece in _pieces(lengths, share):
-                self._fetch(slice(first + piece.start, first + piece.stop))
-                work(piece)
+            for piece in cut_by_bytes(lengths[share], SHARE_BYTES):
+                begin, end = share.start + piece.start, share.start + piece.stop
+                self._fetch(slice(first + begin, first + end))
+                work(slice(begin, end))
 
         self._pool.share(lengths, fetch_and_work)
-
-
-def _pieces(lengths: NDArray[np.uint32], share: slice) -> Iterator[slice]:
-    """Cut a share into pieces that are shorter than ``SHARE_BYTES`` without their last block."""
-    if share.stop - share.start < 2:  # noqa: PLR2004 (nothing to cut)
-        yield share
-        return
-    begins = np.cumsum(lengths[share], dtype=np.int64) - lengths[share]
-    numbers = begins // SHARE_BYTES
-    cuts = [share.start, *(share.start + 1 + np.flatnonzero(np.diff(numbers))).tolist(), share.stop]
-    for begin, end in pairwise(cuts):
-        yield slice(begin, end)
 
 
 class _Wave:

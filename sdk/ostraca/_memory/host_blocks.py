@@ -256,6 +256,40 @@ class HostBlocks:
         """Return True: copies of host memory end before their call returns."""
         return True
 
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether each block is a single run of bytes."""
+        return len(self.parts) == len(self.lengths) and bool((self.parts["runs"] == 1).all())
+
+    def addresses(self, positions: NDArray[np.intp]) -> NDArray[np.uint64]:
+        """Return the addresses of contiguous blocks. Shape (n,)."""
+        return np.ascontiguousarray(self.parts["address"][positions])
+
+    def tags(
+        self, positions: NDArray[np.intp], seeds: NDArray[np.uint64], *, copy_pool: Sharing
+    ) -> NDArray[np.uint8]:
+        """Return the tags of contiguous blocks, with a seed each. Shape (n, 16)."""
+        places, lengths = self.addresses(positions).astype(np.int64), self.lengths[positions]
+        tags = np.empty((len(positions), TAG_BYTES), np.uint8)
+
+        def make(share: slice) -> None:
+            first = int(places[share].min())
+            reach = int((places[share] + lengths[share]).max()) - first
+            offsets = places[share] - first
+            made = library.ostraca_tags(
+                first,
+                reach,
+                at(offsets),
+                at(lengths[share]),
+                at(seeds[share]),
+                at(tags[share]),
+                len(offsets),
+            )
+            assert made == len(offsets), "the blocks span the memory"
+
+        copy_pool.share(lengths, make)
+        return tags
+
     def gather(
         self,
         memory: NDArray[np.uint8],

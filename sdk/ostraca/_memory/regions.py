@@ -27,7 +27,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import Sharing, compute_tags, verified_slices
+from ostraca._memory.copy_pool import Sharing, verified_slices
 from ostraca._memory.host_blocks import (
     PART,
     READ_ONLY,
@@ -367,13 +367,6 @@ class RegionBlocks(HostBlocks):
         rows = self.offsets(at)
         for begin, stop in zip((rows + first).tolist(), (rows + end).tolist(), strict=True):
             self.memory.array[begin:stop] = 0
-
-    def tags(
-        self, at: NDArray[np.intp], seeds: NDArray[np.uint64], *, copy_pool: Sharing
-    ) -> NDArray[np.uint8]:
-        """Return the tags of the blocks *at* these positions, with a seed each. Shape (n, 16)."""
-        offsets = self.offsets(at)
-        return compute_tags(self.memory.array, offsets, self.lengths[at], seeds, copy_pool=copy_pool)
 
     def offsets(self, at: NDArray[np.intp] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the places of the blocks *at* these positions in the region's memory."""

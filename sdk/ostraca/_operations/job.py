@@ -150,6 +150,9 @@ class Runtime:
     regions: RegionTable = field(default_factory=RegionTable)
     completions: CompletionQueue = field(default_factory=CompletionQueue)
     meter: Meter = field(default_factory=Meter)
+    is_readable: bool = True
+    """Whether agents of this host may read this process's memory. The driver notes failures."""
+
     is_closed: bool = False
     _pid: int = field(default_factory=os.getpid)
 

@@ -2,10 +2,14 @@
 
 A put computes tags from the caller's bytes, *before* the copy, so that a bad copy is detected. For device
 memory this takes a device that computes tags (``ostraca._memory.device_blocks``).
+
+An agent of this host may read blocks out of this process's memory, without the arena. It may still read after
+the end of a put, into its own memory: changed bytes fail their tags there.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 
 import numpy as np
@@ -13,12 +17,16 @@ from numpy.typing import NDArray
 
 from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import compute_tags
+from ostraca._memory.host_blocks import HostBlocks
 from ostraca._memory.views import SlotHolds, SlotLease
 from ostraca._operations.job import Runtime, SlotJob
-from ostraca._protocol.operations import BlockOperation
+from ostraca._protocol.operations import BlockOperation, Finish
 from ostraca._protocol.specs import PutSpec
 from ostraca.results import PutResult
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.outcome import Reason
+
+log = logging.getLogger("ostraca")
 
 
 class PutJob(SlotJob[PutSpec, PutResult]):
@@ -26,6 +34,11 @@ class PutJob(SlotJob[PutSpec, PutResult]):
 
     The agent fetches one window while the next is gathered.
     """
+
+    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
+        """Begin on a session, whose agent may read the blocks out of this process's memory."""
+        super().begin(session, handle, mailbox, holds)
+        self._is_read = session.reads_worker and self._runtime.is_readable
 
     def result(self) -> PutResult:
         """Build the result."""
@@ -37,6 +50,16 @@ class PutJob(SlotJob[PutSpec, PutResult]):
         Returns None if no slot is free.
         """
         raise NotImplementedError
+
+    def _addresses(self, at: NDArray[np.intp], slots: NDArray[np.int64]) -> NDArray[np.uint64]:  # noqa: ARG002 (for blocks outside of the arena)
+        """Return where the agent reads the blocks *at* these positions."""
+        return slots.astype(np.uint64) + np.uint64(self._arena.array.ctypes.data)
+
+    def _finish(self, operation: BlockOperation, end: Finish) -> None:
+        super()._finish(operation, end)
+        if self._is_read and (end.outcomes.reasons == Reason.TRANSFER_FAILED).any():
+            self._runtime.is_readable = False
+            log.warning("An agent could not read this process's memory: later puts go through the arena")
 
     def _begin(self, request: int, first: int) -> int:
         window_blocks = max(1, self._settings.put_window_bytes // self._slot_bytes)
@@ -55,6 +78,7 @@ class PutJob(SlotJob[PutSpec, PutResult]):
                 lengths=self.lengths[at],
                 slots=slots,
                 tags=tags,
+                addresses=self._addresses(at, slots).tobytes() if self._is_read else b"",
             )
             return BlockOperation(message, until_s=self.until_s, at=at, slots=slots)
 
@@ -69,6 +93,16 @@ class PutFromJob(PutJob):
         self._source = self._caller_memory(source, argument="source", is_written=False)
         self.lengths = self._source.lengths
 
+    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
+        """Begin on a session."""
+        super().begin(session, handle, mailbox, holds)
+        self._unmoved: HostBlocks | None = None
+        if isinstance(self._source, HostBlocks) and (self._is_read or self._is_in_place):
+            self._unmoved = self._source if self._source.is_contiguous else None
+
+    def _addresses(self, at: NDArray[np.intp], slots: NDArray[np.int64]) -> NDArray[np.uint64]:
+        return super()._addresses(at, slots) if self._unmoved is None else self._unmoved.addresses(at)
+
     def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes] | None:
         arena = self._arena
         slots = self._take(wanted)
@@ -77,8 +111,8 @@ class PutFromJob(PutJob):
         try:
             at = np.arange(first, first + len(slots))
             seeds = self._seeds(at, self._spans(at))
-            if self._region is not None and self._is_in_place:
-                tags = self._region.tags(at, seeds, copy_pool=self._copy_pool)
+            if self._unmoved is not None:
+                tags = self._unmoved.tags(at, seeds, copy_pool=self._copy_pool)
             else:
                 tags = self._source.gather(arena.array, slots, seeds, first=first, copy_pool=self._copy_pool)
         except BaseException:

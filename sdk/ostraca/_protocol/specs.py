@@ -270,8 +270,9 @@ class PutSpec(ChainSpec):
         lengths: NDArray[np.uint32],
         slots: NDArray[np.int64],
         tags: bytes,
+        addresses: bytes = b"",
     ) -> Put:
-        """Build the message for some of the blocks, with *slots* as their sources."""
+        """Build the message for some of the blocks, with *slots* or *addresses* as their sources."""
         return Put(
             request,
             handle,
@@ -283,6 +284,7 @@ class PutSpec(ChainSpec):
             slots.astype(codec.U64).tobytes(),
             self.volume.slot_bytes,
             self.ttl_s or 0.0,
+            addresses,
         )
 
 

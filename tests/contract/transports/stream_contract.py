@@ -27,6 +27,7 @@ from tests.contract.transports.transport_bench import (
 from tests.support.agent.moving import move
 
 from ostraca_fabric.ports.transport import (
+    BlockStream,
     BulkChannel,
     RemoteArena,
     TransferEnd,
@@ -106,7 +107,7 @@ class StreamContract:
         await bench.hosts[0].fill(0, noise(ARENA, 12).tobytes())
         return await self.attached(bench, bench.hosts[0])
 
-    def fetch(self, peer: RemoteArena, blocks: Wave) -> tuple[WaveStream, list[tuple[int, int]]]:
+    def fetch(self, peer: RemoteArena, blocks: Wave) -> tuple[BlockStream, list[tuple[int, int]]]:
         arrived: list[tuple[int, int]] = []
         stream = peer.fetch(blocks, per_wave=PER_WAVE, arrived=lambda *rows: arrived.append(rows))
         return stream, arrived

@@ -182,7 +182,7 @@ async def test_blocks_whose_check_crashes_are_not_stored_and_the_log_says_so(
         def crash(*_rows: object) -> None:
             raise AssertionError("a bug")
 
-        monkeypatch.setattr(TagCheck, "run", crash)
+        monkeypatch.setattr(TagCheck, "receive", crash)
         assert reasons_of(await fabric.put(worker, range(4))) == [Reason.TRANSFER_FAILED] * 4
         assert "a check of blocks crashed" in caplog.text
         await fabric.at_rest()
@@ -212,13 +212,13 @@ async def test_few_bytes_are_checked_where_they_arrive(
 ) -> None:
     monkeypatch.setattr(arrivals_module, "_SMALL_BYTES", small_bytes)
     checked_by, check = [], check_of_two_pages()
-    run = TagCheck.run
+    run = TagCheck.receive
 
-    def running(self: TagCheck, rows: slice) -> object:
+    def running(self: TagCheck, rows: slice) -> None:
         checked_by.append(threading.current_thread().name)
-        return run(self, rows)
+        run(self, rows)
 
-    monkeypatch.setattr(TagCheck, "run", running)
+    monkeypatch.setattr(TagCheck, "receive", running)
     with ThreadPoolExecutor(1, "checker") as checkers:
         arrivals = Arrivals(check, checkers)
         await asyncio.to_thread(arrivals.arrive, 0, 1)

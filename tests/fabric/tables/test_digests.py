@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from random import Random
 
@@ -15,15 +18,18 @@ from tests.fabric import second_implementation as second
 
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.chain import RANK_MAX, Chain, Span
+from ostraca_fabric.model.extent import PAGE_BYTES, Pieces, whole_pages
 from ostraca_fabric.model.ids import TenantId
 from ostraca_fabric.model.volume import VolumeIdentity
 from ostraca_fabric.tables.digests import (
     KEY_BYTES,
     SECRET_BYTES,
     TAG_BYTES,
+    PieceState,
+    ProcessBlocks,
+    TagCheck,
     are_good,
     blake2b_rows,
-    blank_rests,
     derive_keys,
     matches,
     placement_secret,
@@ -278,17 +284,72 @@ def test_a_block_outside_of_memory_is_refused_before_a_byte_is_read(offset: int,
         tags_of(memory, offsets, lengths, numbers)
     with pytest.raises(ValueError, match="block 1"):
         are_good(memory, offsets, lengths, numbers, np.zeros((2, TAG_BYTES), np.uint8))
-    with pytest.raises(ValueError, match="block 1"):
-        blank_rests(memory, offsets, lengths)
+
+
+PAGES = 5
+
+
+def expected_blocks(memory: NDArray[np.uint8], source: NDArray[np.uint8] | None = None) -> TagCheck:
+    """Three blocks in five pages of *memory*, with the tags of their bytes there or in *source*."""
+    places = np.array([0, PAGE_BYTES, 4 * PAGE_BYTES], np.int64)
+    lengths, numbers = np.array([PAGE_BYTES, PAGE_BYTES + 1, 1], np.uint32), np.arange(3, dtype=np.uint64)
+    tags = tags_of(memory if source is None else source, places, lengths, numbers)
+    return TagCheck(Pieces(memory, places, places, whole_pages(lengths)), lengths, numbers, tags)
 
 
 def test_what_follows_a_block_in_its_last_page_is_blanked_and_nothing_else() -> None:
-    memory = np.full(5 * 4096, 7, np.uint8)
-    blank_rests(memory, np.array([0, 4096, 4 * 4096], np.int64), np.array([4096, 4097, 1], np.uint32))
-    expected = np.full(5 * 4096, 7, np.uint8)
-    expected[2 * 4096 + 1 : 3 * 4096] = 0
-    expected[4 * 4096 + 1 :] = 0
+    memory = np.full(PAGES * PAGE_BYTES, 7, np.uint8)
+    check = expected_blocks(memory)
+    check.receive(slice(0, 3))
+    assert check.states.tolist() == [PieceState.GOOD] * 3
+    assert np.array_equal(memory, blanked(np.full(PAGES * PAGE_BYTES, 7, np.uint8)))
+
+
+def blanked(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    memory[2 * PAGE_BYTES + 1 : 3 * PAGE_BYTES] = 0
+    memory[4 * PAGE_BYTES + 1 :] = 0
+    return memory
+
+
+def test_blocks_are_copied_out_of_a_process_and_checked() -> None:
+    source = np.random.default_rng(1).integers(0, 256, PAGES * PAGE_BYTES, np.uint8)
+    memory = np.full(PAGES * PAGE_BYTES, 7, np.uint8)
+    check = expected_blocks(memory, source)
+    source[PAGE_BYTES] ^= 1
+    places = check.pieces.memory_offsets.astype(np.uint64) + np.uint64(source.ctypes.data)
+    check.receive(slice(1, 3), ProcessBlocks(os.getpid(), places))
+    assert check.states.tolist() == [PieceState.PENDING, PieceState.DAMAGED, PieceState.GOOD]
+    expected = blanked(source.copy())
+    expected[:PAGE_BYTES] = expected[3 * PAGE_BYTES : 4 * PAGE_BYTES] = 7
     assert np.array_equal(memory, expected)
+
+
+def test_no_block_is_copied_after_a_stop() -> None:
+    source, memory = np.ones(PAGES * PAGE_BYTES, np.uint8), np.full(PAGES * PAGE_BYTES, 7, np.uint8)
+    check = expected_blocks(memory, source)
+    blocks = ProcessBlocks(os.getpid(), np.full(3, source.ctypes.data, np.uint64))
+    blocks.stop[0] = 1
+    check.receive(slice(0, 3), blocks)
+    assert (set(check.states.tolist()), set(memory.tolist())) == ({PieceState.PENDING}, {7})
+
+
+def test_a_failed_copy_ends_the_others_and_leaves_them_unchecked() -> None:
+    source = np.ones(PAGES * PAGE_BYTES, np.uint8)
+    check = expected_blocks(np.zeros(PAGES * PAGE_BYTES, np.uint8), source)
+    places = np.array(
+        [source.ctypes.data, 8, source.ctypes.data], np.uint64
+    )  # no process maps its first page
+    with pytest.raises(OSError, match="Bad address"):
+        check.receive(slice(0, 3), ProcessBlocks(os.getpid(), places))
+    assert check.states.tolist() == [PieceState.GOOD, PieceState.PENDING, PieceState.PENDING]
+
+
+def test_a_process_that_is_not_there_is_an_error() -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    check = expected_blocks(np.zeros(PAGES * PAGE_BYTES, np.uint8))
+    with pytest.raises(ProcessLookupError):
+        check.receive(slice(0, 3), ProcessBlocks(ended.pid, np.zeros(3, np.uint64)))
 
 
 @given(st.binary(min_size=1, max_size=5000), seeds, st.data())

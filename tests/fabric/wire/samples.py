@@ -23,7 +23,7 @@ SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Get(1, 2, 0.5, SPANS, bytes(128), bytes(256), 1 << 16),
     m.GetProgress(1, bytes(4), bytes(16)),
     m.GetDone(1, bytes(32), bytes(32)),
-    m.Put(1, 2, 0.5, 1, SPANS, bytes(128), bytes(512), bytes(256), 1 << 16, 60.0),
+    m.Put(1, 2, 0.5, 1, SPANS, bytes(128), bytes(512), bytes(256), 1 << 16, 60.0, bytes(256)),
     m.PutDone(1, bytes(32), bytes(32), bytes(4)),
     m.Prefetch(1, 2, 0.5, SPANS, "agent-1"),
     m.PrefetchDone(1, bytes(32), bytes(32)),

@@ -19,6 +19,7 @@ from ostraca_fabric.errors import ConnectError, TransportError
 from ostraca_fabric.nixl import runtime
 from ostraca_fabric.ports.transport import ArenaEnd
 from ostraca_fabric.runtime.memory import Room
+from ostraca_fabric.wire.address import UnixAddress
 
 
 def is_mapped(address: int) -> bool:
@@ -58,7 +59,7 @@ def test_an_end_that_can_not_be_made_again_is_left_out_until_it_can(monkeypatch:
     caller = ClientIdentity("default", Credentials(), arena.ends)
 
     def offered() -> list[str]:
-        return [offer.transport for offer in caller.hello("").arenas]
+        return [offer.transport for offer in caller.hello("", UnixAddress("/a")).arenas]
 
     assert (offered(), arena.must_renew) == (["nixl", "inline"], False)
     with monkeypatch.context() as without_nixl:

@@ -47,7 +47,7 @@ from ostraca_fabric.flash.index import BlockIndex
 from ostraca_fabric.model.fabric_map import Grant
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.ports.owners import ShardAnswer
-from ostraca_fabric.tables.digests import tags_of
+from ostraca_fabric.tables.digests import TagCheck, tags_of
 from ostraca_fabric.tables.slots import SlotPool
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import distinct
@@ -78,23 +78,23 @@ def hits_on_the_agents_word() -> None:
 
 
 def tags_made_by_the_agent() -> None:
-    expect, run = PutRun._arrivals, Arrivals._run
-    puts: WeakKeyDictionary[Arrivals, tuple[PutRun, MovedGroup]] = WeakKeyDictionary()
+    expect, run = PutRun._expect, Arrivals._run
+    puts: dict[int, tuple[PutRun, MovedGroup, TagCheck]] = {}
 
-    def expecting(self: PutRun, group: MovedGroup, lease: StagingLease) -> Arrivals:
+    def expecting(self: PutRun, group: MovedGroup, lease: StagingLease) -> TagCheck:
         expected = expect(self, group, lease)
-        puts[expected] = self, group
+        puts[id(expected.tags)] = self, group, expected
         return expected
 
     def making(self: Arrivals, rows: slice) -> None:
-        check, (put, group) = self.check, puts[self]
+        check, (put, group, _) = self.check, puts[id(self.check.tags)]
         offsets, lengths = check.pieces.memory_offsets[rows], check.lengths[rows]
         check.tags[rows] = tags_of(check.pieces.memory, offsets, lengths, check.seeds[rows])
         put._tags = put._tags.copy()
         put._tags[group.positions[rows]] = check.tags[rows]
         run(self, rows)
 
-    _change(PutRun, "_arrivals", expecting)
+    _change(PutRun, "_expect", expecting)
     _change(Arrivals, "_run", making)
 
 

@@ -22,7 +22,7 @@ from ostraca_dpu_agent.adapters.transports.inline_transport import InlineTranspo
 from ostraca_dpu_agent.adapters.transports.submitted_stream import SubmittedStreams
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.datapath.data_path import DataPath
-from ostraca_dpu_agent.datapath.request import ReadsEnded, RequestContext
+from ostraca_dpu_agent.datapath.request import ReadableMemory, ReadsEnded, RequestContext
 from ostraca_dpu_agent.settings import (
     MIB,
     AgentSettings,
@@ -249,6 +249,7 @@ class MemoryWorker:
     said: list[GetProgress | GetExtents | Settled] = field(default_factory=list)
     direct_drives: dict[DriveId, int] = field(default_factory=dict)
     reads_memory: bool = False
+    memory: ReadableMemory | None = None
     reads: dict[int, ReadsEnded] = field(default_factory=dict)
     _stops: dict[int, asyncio.Future[None]] = field(default_factory=dict)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from ostraca_fabric.ports.transport import Direction, RemoteArena, TransferEnd, WaveNews
+from ostraca_fabric.ports.transport import BlockStream, Direction, RemoteArena, TransferEnd, WaveNews
 from ostraca_fabric.tables.slots import Wave
 
 
@@ -13,6 +13,7 @@ def move(arena: RemoteArena, direction: Direction, blocks: Wave) -> asyncio.Futu
     """Move all blocks in one wave; the future tells its end."""
     count, news = len(blocks.lengths), list[WaveNews]()
     arrived: list[int] = []
+    stream: BlockStream
     if direction is Direction.TO_WORKER:
         stream = arena.stream(
             blocks,

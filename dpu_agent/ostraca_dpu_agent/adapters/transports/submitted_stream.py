@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_fabric.ports.transport import Direction, TransferEnd, WaveNews, WaveStream
+from ostraca_fabric.ports.transport import BlockStream, Direction, TransferEnd, WaveNews, WaveStream
 from ostraca_fabric.tables.slots import Wave, WaveQueue
 
 
@@ -100,7 +100,7 @@ class SubmittedStreams:
         queue = WaveQueue(len(blocks.lengths), states, per_wave=per_wave)
         return SubmittedStream(partial(self.submit, Direction.TO_WORKER), blocks, queue, clock, report)
 
-    def fetch(self, blocks: Wave, *, per_wave: int, arrived: Callable[[int, int], None]) -> WaveStream:
+    def fetch(self, blocks: Wave, *, per_wave: int, arrived: Callable[[int, int], None]) -> BlockStream:
         """Start moving blocks from the worker, as the port specifies."""
         queue = WaveQueue(len(blocks.lengths), None, per_wave=per_wave)
 

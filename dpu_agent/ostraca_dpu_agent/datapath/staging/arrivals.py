@@ -13,7 +13,7 @@ import logging
 import threading
 from concurrent.futures import Executor
 
-from ostraca_fabric.tables.digests import TagCheck, blank_rests
+from ostraca_fabric.tables.digests import TagCheck
 
 log = logging.getLogger(__name__)
 
@@ -73,14 +73,8 @@ class Arrivals:
                 self._loop.call_soon_threadsafe(self._note_checked)
 
     def _run(self, rows: slice) -> None:
-        """Zero the rest of each block's last page, then check the blocks.
-
-        So a block noted as GOOD has no foreign bytes behind the end. A tag covers only the block's own bytes.
-        """
         try:
-            check = self.check
-            blank_rests(check.pieces.memory, check.pieces.memory_offsets[rows], check.lengths[rows])
-            check.run(rows)
+            self.check.receive(rows)
         except Exception:
             log.exception("a check of blocks crashed; this is a bug in Ostraca")
         finally:
