@@ -10,11 +10,13 @@ import ctypes
 import errno
 import os
 import secrets
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_fabric.native import at
+from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.native import at, library
 
 PROOF_BYTES = 16
 
@@ -34,7 +36,7 @@ _libc.process_vm_readv.argtypes = (
 
 
 class MemoryProof:
-    """Random bytes in this process: a reader that finds them at their address reads the right process."""
+    """Random bytes in this process: a reader that finds these bytes reads the right process."""
 
     def __init__(self) -> None:
         """Draw the bytes."""
@@ -48,6 +50,54 @@ def shows_proof(process: int, address: int, proof: bytes) -> bool:
     found, place = np.zeros(PROOF_BYTES, np.uint8), np.array([address], np.uint64)
     read_process(process, place, found, np.zeros(1, np.int64), np.array([PROOF_BYTES], np.uint32))
     return found.tobytes() == proof
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessBlocks:
+    """Blocks in the memory of another process, which the kernel lets this one read."""
+
+    process: int
+    addresses: NDArray[np.uint64]
+    """Shape (n,)."""
+
+    stop: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(1, np.uint8))
+    """Not 0 ends copies before the next block."""
+
+
+def copy_verified(
+    source: ProcessBlocks,
+    rows: slice,
+    memory: NDArray[np.uint8],
+    offsets: NDArray[np.int64],
+    lengths: NDArray[np.uint32],
+    seeds: NDArray[np.uint64],
+    tags: NDArray[np.uint8],
+    states: NDArray[np.uint8],
+) -> None:
+    """Copy some blocks of *source* into whole pages of *memory*, and check each by its tag right after.
+
+    All columns have a row per block of *source*; contiguous, *tags* of shape (n, 16). States become those of
+    ``tables.digests.PieceState``. The rest of each block's last page is zeroed. Releases the GIL. Raises
+    OSError for a failed copy: the states of later blocks stay as they are, as after a stop.
+    """
+    addresses, places, sizes = source.addresses[rows], offsets[rows], lengths[rows]
+    verified = library.ostraca_verify(
+        at(memory),
+        memory.nbytes,
+        at(places),
+        at(sizes),
+        at(seeds[rows]),
+        at(tags[rows]),
+        at(states[rows]),
+        len(addresses),
+        PAGE_BYTES,
+        source.process,
+        at(addresses),
+        at(source.stop),
+    )
+    if verified < 0:
+        raise OSError(-verified, os.strerror(-verified))
+    assert verified == len(addresses), "blocks lie in memory"
 
 
 def read_process(

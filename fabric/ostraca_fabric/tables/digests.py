@@ -31,10 +31,9 @@ xxHash specification (doc/xxhash_spec.md of github.com/Cyan4973/xxHash), in cano
 
 from __future__ import annotations
 
-import os
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import blake2b
 from typing import TYPE_CHECKING
@@ -255,9 +254,8 @@ def _verify(
     states: NDArray[np.uint8],
     *,
     page_bytes: int = 0,
-    source: ProcessBlocks | None = None,
 ) -> None:
-    """Set the states of blocks, as ``native/tags.c`` explains. Raises OSError if a copy failed."""
+    """Set the states of blocks by their tags, after zeroing the rest of each block's last page, if any."""
     verified = library.ostraca_verify(
         at(memory),
         memory.nbytes,
@@ -268,10 +266,10 @@ def _verify(
         at(states),
         len(offsets),
         page_bytes,
-        *((0, None, None) if source is None else (source.process, at(source.addresses), at(source.stop))),
+        0,
+        None,
+        None,
     )
-    if verified < 0:
-        raise OSError(-verified, os.strerror(-verified))
     _refuse_outside(verified, memory, offsets, lengths)
 
 
@@ -288,18 +286,6 @@ class PieceState(IntEnum):
 
 GOOD = int(PieceState.GOOD)
 """The same, for columns: numpy takes thrice as long for an enum's member."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessBlocks:
-    """Blocks in the memory of another process, which the kernel lets this one read."""
-
-    process: int
-    addresses: NDArray[np.uint64]
-    """Shape (n,)."""
-
-    stop: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(1, np.uint8))
-    """Not 0 ends copies before the next block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,11 +344,10 @@ class TagCheck:
         self.states[rows] = np.where(is_good, np.uint8(PieceState.GOOD), np.uint8(PieceState.DAMAGED))
         return is_good
 
-    def receive(self, rows: slice, source: ProcessBlocks | None = None) -> None:
-        """Check blocks that have arrived, or are copied from *source* first, right before each check.
+    def receive(self, rows: slice) -> None:
+        """Check blocks that have arrived, after zeroing the rest of each block's last page.
 
-        The rest of each block's last page is zeroed, so a block noted as GOOD has no foreign bytes behind the
-        end. Releases the GIL. Raises OSError if a copy failed: later blocks stay pending, as after a stop.
+        So a block noted as GOOD has no foreign bytes behind the end. Releases the GIL.
         """
         _verify(
             self.pieces.memory,
@@ -372,7 +357,6 @@ class TagCheck:
             self.tags[rows],
             self.states[rows],
             page_bytes=PAGE_BYTES,
-            source=None if source is None else replace(source, addresses=source.addresses[rows]),
         )
 
 

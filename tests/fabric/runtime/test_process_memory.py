@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ostraca_fabric.runtime.process_memory import MemoryProof, read_process
+from ostraca_fabric.model.extent import PAGE_BYTES, rounded_up
+from ostraca_fabric.runtime.process_memory import MemoryProof, ProcessBlocks, copy_verified, read_process
+from ostraca_fabric.tables.digests import PieceState, tags_of
 
 SIZE = 300_000
 PROGRAM = f"""
@@ -94,3 +96,54 @@ def test_a_proof_is_at_its_address_and_each_is_another() -> None:
     address = np.array([proof.address], np.uint64)
     read_process(os.getpid(), address, memory, np.zeros(1, np.int64), np.array([16], np.uint32))
     assert memory.tobytes() == proof.content != MemoryProof().content
+
+
+class TaggedCopies:
+    """Three blocks in the other process, with tags, to be copied into five pages."""
+
+    def __init__(self, process: int, address: int) -> None:
+        self.memory = np.full(5 * PAGE_BYTES, 7, np.uint8)
+        self.sources = [5, 9000, 100_000]
+        self.places = np.array([0, PAGE_BYTES, 4 * PAGE_BYTES], np.int64)
+        self.lengths = np.array([PAGE_BYTES, PAGE_BYTES + 1, 1], np.uint32)
+        self.seeds = np.arange(3, dtype=np.uint64)
+        self.tags = tags_of(CONTENT, np.array(self.sources), self.lengths, self.seeds)
+        self.states = np.zeros(3, np.uint8)
+        self.blocks = ProcessBlocks(process, np.array(self.sources, np.uint64) + np.uint64(address))
+
+    def copy(self, rows: slice) -> None:
+        columns = (self.places, self.lengths, self.seeds, self.tags, self.states)
+        copy_verified(self.blocks, rows, self.memory, *columns)
+
+    def expected(self, *copied: int) -> NDArray[np.uint8]:
+        memory = np.full(5 * PAGE_BYTES, 7, np.uint8)
+        for block in copied:
+            place, length = int(self.places[block]), int(self.lengths[block])
+            memory[place : place + rounded_up(length)] = 0
+            memory[place : place + length] = CONTENT[self.sources[block] :][:length]
+        return memory
+
+
+def test_blocks_are_copied_checked_and_their_last_pages_blanked(other: tuple[int, int]) -> None:
+    copies = TaggedCopies(*other)
+    copies.tags[1] ^= 1
+    copies.copy(slice(1, 3))
+    assert copies.states.tolist() == [PieceState.PENDING, PieceState.DAMAGED, PieceState.GOOD]
+    assert np.array_equal(copies.memory, copies.expected(1, 2))
+
+
+def test_no_block_is_copied_after_a_stop(other: tuple[int, int]) -> None:
+    copies = TaggedCopies(*other)
+    copies.blocks.stop[0] = 1
+    copies.copy(slice(0, 3))
+    assert copies.states.tolist() == [PieceState.PENDING] * 3
+    assert np.array_equal(copies.memory, copies.expected())
+
+
+def test_a_failed_copy_ends_the_others_and_leaves_them_unchecked(other: tuple[int, int]) -> None:
+    copies = TaggedCopies(*other)
+    copies.blocks.addresses[1] = 8  # no process maps its first page
+    with pytest.raises(OSError, match="Bad address"):
+        copies.copy(slice(0, 3))
+    assert copies.states.tolist() == [PieceState.GOOD, PieceState.PENDING, PieceState.PENDING]
+    assert np.array_equal(copies.memory, copies.expected(0))

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from random import Random
 
@@ -26,7 +23,6 @@ from ostraca_fabric.tables.digests import (
     SECRET_BYTES,
     TAG_BYTES,
     PieceState,
-    ProcessBlocks,
     TagCheck,
     are_good,
     blake2b_rows,
@@ -289,11 +285,11 @@ def test_a_block_outside_of_memory_is_refused_before_a_byte_is_read(offset: int,
 PAGES = 5
 
 
-def expected_blocks(memory: NDArray[np.uint8], source: NDArray[np.uint8] | None = None) -> TagCheck:
-    """Three blocks in five pages of *memory*, with the tags of their bytes there or in *source*."""
+def expected_blocks(memory: NDArray[np.uint8]) -> TagCheck:
+    """Three blocks in five pages of *memory*, with the tags of their bytes there."""
     places = np.array([0, PAGE_BYTES, 4 * PAGE_BYTES], np.int64)
     lengths, numbers = np.array([PAGE_BYTES, PAGE_BYTES + 1, 1], np.uint32), np.arange(3, dtype=np.uint64)
-    tags = tags_of(memory if source is None else source, places, lengths, numbers)
+    tags = tags_of(memory, places, lengths, numbers)
     return TagCheck(Pieces(memory, places, places, whole_pages(lengths)), lengths, numbers, tags)
 
 
@@ -302,54 +298,10 @@ def test_what_follows_a_block_in_its_last_page_is_blanked_and_nothing_else() -> 
     check = expected_blocks(memory)
     check.receive(slice(0, 3))
     assert check.states.tolist() == [PieceState.GOOD] * 3
-    assert np.array_equal(memory, blanked(np.full(PAGES * PAGE_BYTES, 7, np.uint8)))
-
-
-def blanked(memory: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    memory[2 * PAGE_BYTES + 1 : 3 * PAGE_BYTES] = 0
-    memory[4 * PAGE_BYTES + 1 :] = 0
-    return memory
-
-
-def test_blocks_are_copied_out_of_a_process_and_checked() -> None:
-    source = np.random.default_rng(1).integers(0, 256, PAGES * PAGE_BYTES, np.uint8)
-    memory = np.full(PAGES * PAGE_BYTES, 7, np.uint8)
-    check = expected_blocks(memory, source)
-    source[PAGE_BYTES] ^= 1
-    places = check.pieces.memory_offsets.astype(np.uint64) + np.uint64(source.ctypes.data)
-    check.receive(slice(1, 3), ProcessBlocks(os.getpid(), places))
-    assert check.states.tolist() == [PieceState.PENDING, PieceState.DAMAGED, PieceState.GOOD]
-    expected = blanked(source.copy())
-    expected[:PAGE_BYTES] = expected[3 * PAGE_BYTES : 4 * PAGE_BYTES] = 7
+    expected = np.full(PAGES * PAGE_BYTES, 7, np.uint8)
+    expected[2 * PAGE_BYTES + 1 : 3 * PAGE_BYTES] = 0
+    expected[4 * PAGE_BYTES + 1 :] = 0
     assert np.array_equal(memory, expected)
-
-
-def test_no_block_is_copied_after_a_stop() -> None:
-    source, memory = np.ones(PAGES * PAGE_BYTES, np.uint8), np.full(PAGES * PAGE_BYTES, 7, np.uint8)
-    check = expected_blocks(memory, source)
-    blocks = ProcessBlocks(os.getpid(), np.full(3, source.ctypes.data, np.uint64))
-    blocks.stop[0] = 1
-    check.receive(slice(0, 3), blocks)
-    assert (set(check.states.tolist()), set(memory.tolist())) == ({PieceState.PENDING}, {7})
-
-
-def test_a_failed_copy_ends_the_others_and_leaves_them_unchecked() -> None:
-    source = np.ones(PAGES * PAGE_BYTES, np.uint8)
-    check = expected_blocks(np.zeros(PAGES * PAGE_BYTES, np.uint8), source)
-    places = np.array(
-        [source.ctypes.data, 8, source.ctypes.data], np.uint64
-    )  # no process maps its first page
-    with pytest.raises(OSError, match="Bad address"):
-        check.receive(slice(0, 3), ProcessBlocks(os.getpid(), places))
-    assert check.states.tolist() == [PieceState.GOOD, PieceState.PENDING, PieceState.PENDING]
-
-
-def test_a_process_that_is_not_there_is_an_error() -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    check = expected_blocks(np.zeros(PAGES * PAGE_BYTES, np.uint8))
-    with pytest.raises(ProcessLookupError):
-        check.receive(slice(0, 3), ProcessBlocks(ended.pid, np.zeros(3, np.uint64)))
 
 
 @given(st.binary(min_size=1, max_size=5000), seeds, st.data())

@@ -19,9 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import cut_by_bytes
-from ostraca_fabric.runtime.process_memory import shows_proof
+from ostraca_fabric.runtime.process_memory import ProcessBlocks, copy_verified, shows_proof
 from ostraca_fabric.runtime.threads import show_name
-from ostraca_fabric.tables.digests import ProcessBlocks, TagCheck
+from ostraca_fabric.tables.digests import TagCheck
 from ostraca_fabric.wire.messages import WorkerMemory
 
 log = logging.getLogger(__name__)
@@ -124,7 +124,7 @@ class MemoryFetch:
         """Copy and check until no part is left."""
         try:
             while (rows := self._take()) is not None:
-                self._check.receive(rows, self._source)
+                self._copy(rows)
                 with self._changed:
                     self._copied.remove(rows)
         except OSError as error:
@@ -139,6 +139,12 @@ class MemoryFetch:
         if is_last:
             with suppress(RuntimeError):  # the loop is closed: no caller waits
                 self._loop.call_soon_threadsafe(self._end)
+
+    def _copy(self, rows: slice) -> None:
+        """Copy and check blocks, so that a block noted as GOOD has no foreign bytes behind the end."""
+        check, pieces = self._check, self._check.pieces
+        columns = (pieces.memory_offsets, check.lengths, check.seeds, check.tags, check.states)
+        copy_verified(self._source, rows, pieces.memory, *columns)
 
     def _take(self) -> slice | None:
         with self._changed:
