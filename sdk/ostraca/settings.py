@@ -59,9 +59,9 @@ class ClientSettings:
     """
 
     direct_memory: bool = True
-    """Whether this worker copies blocks out of the memory of an agent on its host, and the agent blocks of puts
-    out of this worker's. Requires a unix socket, the agent's user or root, and the kernel's permission to trace
-    the other process. Otherwise the agent moves blocks to and from the arena.
+    """Whether this worker copies blocks out of the memory of an agent on its host, and the agent blocks of
+    puts out of this worker's. Requires a unix socket, the agent's user or root, and the kernel's permission
+    to trace the other process. Otherwise the agent moves blocks to and from the arena.
     """
 
     direct_silent_s: float = 2.0
