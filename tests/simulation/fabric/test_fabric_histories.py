@@ -93,7 +93,7 @@ def test_some_histories_have_workers_that_read_memory() -> None:
 
 def test_reads_from_memory_end_in_every_way() -> None:
     happened = Counter[str]()
-    for seed in range(3):
+    for seed in range(5, 8):
         happened += play(seed, setup=READ_FROM_MEMORY).happened
     assert happened["memory HITs"] > 20
     assert happened["memory HITs of blocks that gave way"]
@@ -101,6 +101,16 @@ def test_reads_from_memory_end_in_every_way() -> None:
     assert happened["memory reads not in time"]
     without = replace(READ_FROM_MEMORY, memory=MemoryReads(workers=0.0))
     assert not play(0, setup=without).happened["memory HITs"]
+
+
+def test_copies_of_puts_out_of_workers_end_in_every_way() -> None:
+    happened = Counter[str]()
+    for seed in range(2):
+        happened += play(seed, setup=replace(READ_FROM_MEMORY, inline=1.0, regions=0.7)).happened
+    assert happened["blocks of puts copied"] > 20
+    assert happened["blocks of puts changed meanwhile"], "agents may copy from rows of ended puts"
+    without = replace(READ_FROM_MEMORY, memory=MemoryReads(workers=0.0))
+    assert not play(0, setup=without).happened["blocks of puts copied"]
 
 
 def copy_while(strike: Callable[[World], object], *, is_offered: bool) -> tuple[Counter[str], str]:

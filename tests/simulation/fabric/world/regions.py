@@ -70,6 +70,8 @@ class WatchedRegion:
         self._rows = np.full((_ROWS, BLOCK_BYTES), _POISON, np.uint8)
         self._region = Region(RegionMemory(self._rows, None), RegionMemory.end)
         self._free = list(range(_ROWS))
+        self.memory = self._region._memory.array
+        """All rows, flat."""
 
     def take(self, lengths: NDArray[np.uint32], *, is_written: bool) -> LentRows | None:
         """Lend rows for blocks of these lengths, to a get or else to a put; None for the arena."""

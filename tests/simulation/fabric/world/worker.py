@@ -22,6 +22,7 @@ from tests.simulation.fabric.world.direct import HostPaths, OwnBlock, OwnGet, Si
 from tests.simulation.fabric.world.inline import InlineEnd
 from tests.simulation.fabric.world.links import FOREVER_S, Link, Links
 from tests.simulation.fabric.world.regions import LentRows, WatchedRegion
+from tests.simulation.fabric.world.worker_memory import OfferedMemory, WorkerMemories
 from tests.simulation.shard.model import ViolationError
 from tests.support.simulated.simulated_transport import SimulatedArenaEnd, SimulatedPlane
 
@@ -138,6 +139,7 @@ class Worker:
         is_told: bool = True,
         host_paths: HostPaths | None = None,
         memories: AgentMemories | None = None,
+        worker_memories: WorkerMemories | None = None,
         is_lied_to: bool = False,
         regions: float = 0.0,
     ) -> None:
@@ -178,6 +180,13 @@ class Worker:
 
         if regions and is_inline and self.direct is None:
             self.region = WatchedRegion(random.Random(client), regions)
+        self._offered: OfferedMemory | None = None
+        """What its agent may copy puts out of."""
+
+        if self._memories is not None and worker_memories is not None:
+            rows = () if self.region is None else (self.region.memory,)
+            self._offered = OfferedMemory(client, self.arena.array, *rows)
+            worker_memories.offer(self._offered)
         self._mail: dict[int, asyncio.Queue[Event]] = {}
         self._requests = 0
         self._asking: set[asyncio.Task[None]] = set()
@@ -195,6 +204,7 @@ class Worker:
                     *((DIRECT,) if self.direct else ()),
                     *((MEMORY,) if self._memories else ()),
                 ),
+                memory=None if self._offered is None else self._offered.offer,
             ),
             addresses,
             [volume for volume in its.volumes if volume.tenant == tenant],
@@ -315,11 +325,17 @@ class Worker:
             tags_of(memory, offsets, lengths, seeds).tobytes(),
             slots.astype(codec.U64).tobytes(),
             SLOT_BYTES,
+            addresses=self._addresses(link, memory, offsets),
         )
         end = await self._operate(link, BlockOperation(message, until_s=until_s), until_s, slots)
         if lent is not None:
             lent.give_back([version.data for version in versions])
         return self._ended(link, end.outcomes, {}, is_in_place=lent is not None)
+
+    def _addresses(self, link: Link, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> bytes:
+        if self._offered is None or not link.connection.welcome.reads_worker:
+            return b""
+        return self._offered.addresses(memory, offsets).tobytes()
 
     async def lookup(self, numbers: list[int], deadline_s: float, pin_s: float = 0.0) -> Ended:
         until_s = self._now_s + deadline_s

@@ -33,6 +33,7 @@ from tests.simulation.fabric.world.process import (
     settings_with,
 )
 from tests.simulation.fabric.world.worker import Ended, Worker
+from tests.simulation.fabric.world.worker_memory import WorkerMemories
 from tests.simulation.shard.model import ViolationError
 from tests.support.agent.shard_invariants import check_core
 from tests.support.invariants import check_ledger
@@ -187,11 +188,12 @@ class World:
         )
         self.agents: dict[str, AgentProcess] = {}
         self.workers: dict[str, WorkerProcess] = {}
-        self.memories = None
+        self.memories = self.worker_memories = None
         if setup.memory is not None:
             self.memories = AgentMemories(
                 self.agents, dice, setup.memory, story.happened, is_lied_to=setup.lies > 0
             )
+            self.worker_memories = WorkerMemories(self.memories)
         self._gone: list[VirtualHost] = []
         self._failed: BaseException | None = None
         self._rulings = 0
@@ -296,6 +298,7 @@ class World:
                 is_told=self.dice.random() < self.setup.told,
                 host_paths=self.host_paths,
                 memories=self.memories,
+                worker_memories=self.worker_memories,
                 is_lied_to=self.setup.lies > 0,
                 regions=self.setup.regions,
             )
