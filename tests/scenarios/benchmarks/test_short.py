@@ -25,7 +25,7 @@ ROWS = {
     "put_committed": ["D4", "D4"] if unavailable_reason() else ["D4", "D4", "D4"],
     "lookup": ["D5"],
     "small_get": ["D6", "D6", "D6m"],
-    "processor_time": ["D7", "D7"],
+    "processor_time": ["D7", "D7", "D7m", "D7m"],
     "event_loop_time": ["D7l"],
     "many_workers": ["D12", "D12"],
     "long_chain": ["D11", "D11"],
