@@ -23,6 +23,9 @@ PROOF_BYTES = 16
 _PIECES_MAX = 1024
 """Pieces per call of the kernel: its IOV_MAX."""
 
+_MERGED_MIN = 16
+"""Pieces that are worth a search for neighbours: the kernel takes 0.4 us for each piece of the process."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
 _libc.process_vm_readv.argtypes = (
@@ -121,8 +124,17 @@ def read_process(
     for first in range(0, len(lengths), _PIECES_MAX):
         count = min(_PIECES_MAX, len(lengths) - first)
         here, there = pieces[:, first : first + count]
-        copied = _libc.process_vm_readv(process, at(here), count, at(there), count, 0)
+        if count >= _MERGED_MIN:
+            there = _merged(there)
+        copied = _libc.process_vm_readv(process, at(here), count, at(there), len(there), 0)
         if copied < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         if copied < int(lengths[first : first + count].sum(dtype=np.int64)):
             raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
+
+
+def _merged(pieces: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Join neighbours among pieces, rows of an address and a length."""
+    firsts = np.flatnonzero(pieces[1:, 0] != pieces[:-1].sum(axis=1)) + 1
+    firsts = np.concatenate((np.zeros(1, np.intp), firsts))
+    return np.column_stack((pieces[firsts, 0], np.add.reduceat(pieces[:, 1], firsts)))

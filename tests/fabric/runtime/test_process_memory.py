@@ -57,6 +57,20 @@ def test_more_pieces_than_a_call_of_the_kernel_takes_are_copied(other: tuple[int
     assert np.array_equal(memory, CONTENT[order])
 
 
+@pytest.mark.parametrize("count", [15, 16, 1025, 2048])
+def test_pieces_side_by_side_are_copied_like_others(other: tuple[int, int], count: int) -> None:
+    process, address = other
+    lengths = np.random.default_rng(count).integers(1, 100, count).astype(np.uint32)
+    sources = np.cumsum(lengths, dtype=np.int64) - lengths
+    sources[count // 2 :] += 7  # a gap
+    places = np.random.default_rng(1).permutation(count) * 100
+    memory, expected = np.zeros(100 * count, np.uint8), np.zeros(100 * count, np.uint8)
+    for source, place, length in zip(sources.tolist(), places.tolist(), lengths.tolist(), strict=True):
+        expected[place : place + length] = CONTENT[source : source + length]
+    read_process(process, sources.astype(np.uint64) + np.uint64(address), memory, places, lengths)
+    assert np.array_equal(memory, expected)
+
+
 def test_memory_that_is_not_there_is_an_error(other: tuple[int, int]) -> None:
     process, address = other
     memory = np.zeros(8192, np.uint8)
