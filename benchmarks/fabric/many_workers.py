@@ -1,4 +1,7 @@
-"""D12: eight workers that get from one agent's DRAM at once, beside one worker alone."""
+"""D12: eight workers that get from one agent's DRAM at once, beside one worker alone.
+
+D12m are workers that copy the blocks out of the agent's memory themselves.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,10 @@ _START_S = 60.0
 
 def run(conditions: Conditions) -> list[Figure]:
     """Measure rounds of one worker, then of eight."""
+    return [*_figures("D12", "", conditions), *_figures("D12m", " that copy", conditions, direct_memory=True)]
+
+
+def _figures(row: str, way: str, conditions: Conditions, *, direct_memory: bool = False) -> list[Figure]:
     plan = conditions.one_plan()
     round_s, rounds, count = (0.05, 2, 2) if conditions.is_short else (1.0, 10, WORKERS)
     room_bytes = 2 * count * plan.batch_bytes + suite.GIB // 2
@@ -36,8 +43,9 @@ def run(conditions: Conditions) -> list[Figure]:
     with running_fabric(conditions.new_directory(), *options) as fabric, contextlib.ExitStack() as stack:
         workers: list[_RemoteWorker] = []
         for _ in range(count):
-            workers.append(stack.enter_context(contextlib.closing(_RemoteWorker(plan, fabric.address))))
-            workers[-1].wait_until_ready()
+            worker = _RemoteWorker(plan, fabric.address, direct_memory=direct_memory)
+            workers.append(stack.enter_context(contextlib.closing(worker)))
+            worker.wait_until_ready()
         alone = []
         together = []
         for _ in range(rounds):
@@ -51,10 +59,10 @@ def run(conditions: Conditions) -> list[Figure]:
         "an equal share",
         Series(tuple(sum(rates) / count for rates in together)),
     )
-    name = f"get {batch} from DRAM, {count} workers"
+    name = f"get {batch} from DRAM, {count} workers{way}"
     return [
-        Figure("D12", f"{name}, sum", "GB/s", total, Target(ratio_at_least=1.0)),
-        Figure("D12", f"{name}, slowest", "GB/s", shares, Target(ratio_at_least=0.7)),
+        Figure(row, f"{name}, sum", "GB/s", total, Target(ratio_at_least=1.0)),
+        Figure(row, f"{name}, slowest", "GB/s", shares, Target(ratio_at_least=0.7)),
     ]
 
 
@@ -69,10 +77,13 @@ def _rates(workers: list[_RemoteWorker], seconds: float) -> list[float]:
 class _RemoteWorker:
     """A worker in a process of its own."""
 
-    def __init__(self, plan: BenchPlan, address: str) -> None:
+    def __init__(self, plan: BenchPlan, address: str, *, direct_memory: bool) -> None:
         self._pipe, theirs = _SPAWN.Pipe()
         shape = plan.blocks, plan.block_bytes
-        self._process = _SPAWN.Process(target=_serve, args=(theirs, address, shape), daemon=True)
+        named = {"direct_memory": direct_memory}
+        self._process = _SPAWN.Process(
+            target=_serve, args=(theirs, address, shape), kwargs=named, daemon=True
+        )
         self._process.start()
         theirs.close()
 
@@ -101,11 +112,12 @@ class _RemoteWorker:
         self._process.join()
 
 
-def _serve(pipe: Connection, address: str, shape: tuple[int, int]) -> None:
+def _serve(pipe: Connection, address: str, shape: tuple[int, int], *, direct_memory: bool) -> None:
     """Get batches for as long as told, until the pipe closes."""
     blocks, block_bytes = shape
     plan = suite.BenchPlan(blocks, block_bytes, Pacing(0.0))
-    with contextlib.closing(suite.workload(plan, address)) as work, contextlib.suppress(EOFError):
+    working = suite.workload(plan, address, direct_memory=direct_memory)
+    with contextlib.closing(working) as work, contextlib.suppress(EOFError):
         chain = suite.resident_chain(work)
         pipe.send("ready")
         while True:
