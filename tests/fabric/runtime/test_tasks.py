@@ -7,7 +7,7 @@ from collections.abc import Awaitable
 
 import pytest
 
-from ostraca_fabric.runtime.tasks import begun, in_task
+from ostraca_fabric.runtime.tasks import Tasks, begun, in_task
 from ostraca_fabric.telemetry.requests import current_label, labelled
 
 
@@ -120,3 +120,53 @@ async def test_a_task_spawned_in_a_first_part_needs_no_turn_to_be_in_a_task() ->
     rest = begun(work())
     assert isinstance(rest, Awaitable)
     await rest
+
+
+async def test_a_begun_value_is_there_at_once_without_a_task() -> None:
+    async def work() -> str:
+        return "now"
+
+    tasks = Tasks("the test")
+    done = tasks.begin(work())
+    assert done.done()
+    assert (done.result(), len(tasks)) == ("now", 0)
+
+
+async def test_what_waits_is_begun_at_once_and_held_to_its_end() -> None:
+    future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    steps, task = list[str](), asyncio.current_task()
+
+    async def work() -> str:
+        steps.append("begun")
+        steps.append(await future)
+        assert asyncio.current_task() is not task, "the rest has a task of its own"
+        return current_label()
+
+    tasks = Tasks("the test")
+    with labelled("held"):
+        rest = tasks.begin(work())
+    assert (steps, rest.done(), len(tasks)) == (["begun"], False, 1)
+    future.set_result("ended")
+    assert await tasks.finish(within_s=60)
+    assert (steps, rest.result(), len(tasks)) == (["begun", "ended"], "held", 0)
+
+
+async def test_an_error_of_a_begun_coroutine_is_raised_where_its_future_is_awaited(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def work(*, waits: bool) -> None:
+        if waits:
+            await future
+        raise KeyError
+
+    tasks = Tasks("the test")
+    at_once, later = tasks.begin(work(waits=False)), tasks.begin(work(waits=True))
+    assert (at_once.done(), later.done()) == (True, False)
+    future.set_result(None)
+    for each in (at_once, later):
+        with pytest.raises(KeyError):
+            await each
+    assert await tasks.finish(within_s=60)
+    assert caplog.text.count("a task of the test crashed") == 1

@@ -11,9 +11,27 @@ SPANS = (Chain.of([bytes([n]) * 32 for n in range(40)], hash_bytes=32)[8:40].spa
 
 SAMPLES: tuple[m.AnyMessage, ...] = (
     m.Hello(
-        1, 1, "worker", "tenant", "", "test", ("a",), (m.ArenaOffer("inline", 1 << 20, 1 << 20),), bytes(16)
+        1,
+        1,
+        "worker",
+        "tenant",
+        "",
+        "test",
+        ("a",),
+        (m.ArenaOffer("inline", 1 << 20, 1 << 20),),
+        bytes(16),
+        m.WorkerMemory(1 << 46, bytes(16)),
     ),
-    m.Welcome(1, "agent", bytes(16), ("a",), m.ConnectionLimits(1 << 20, 512, 4), "inline"),
+    m.Welcome(
+        1,
+        "agent",
+        bytes(16),
+        ("a",),
+        m.ConnectionLimits(1 << 20, 512, 4),
+        "inline",
+        m.AgentMemory(1 << 46, 1 << 30, 1 << 45, bytes(16)),
+        reads_worker=True,
+    ),
     m.Refused("limit", "too many"),
     m.Failure(1, "usage", "no"),
     m.OpenVolume(1, "volume", LAYOUT, 1 << 16, create=True, break_even_tokens=128),

@@ -19,7 +19,7 @@ from ostraca_fabric.wire.handshake import (
     accepted,
     hello_for,
 )
-from ostraca_fabric.wire.messages import AgentMemory, ArenaOffer, Hello, Refused, Welcome
+from ostraca_fabric.wire.messages import AgentMemory, ArenaOffer, Hello, Refused, Welcome, WorkerMemory
 
 OWN_UID, OTHER_UID = 1000, 1001
 START = StartId(bytes(range(16)))
@@ -106,6 +106,41 @@ def test_memory_is_shown_to_users_who_can_read_it_anyway(
     assert answer.memory is None
 
 
+@pytest.mark.parametrize(
+    ("change", "uid", "is_read"),
+    [
+        ({}, OWN_UID, True),
+        ({"token": "red-1"}, 0, True),
+        ({"features": ()}, OWN_UID, True),
+        ({"memory": None}, OWN_UID, False),
+        ({"token": "red-1"}, OTHER_UID, False),
+        ({"token": "red-1"}, None, False),
+        ({"role": AGENT, "tenant": ""}, OWN_UID, False),
+        ({"role": OPERATOR, "tenant": ""}, OWN_UID, False),
+    ],
+    ids=str,
+)
+def test_the_memory_of_workers_that_could_read_the_agents_is_read_if_they_offer_it(
+    change: dict[str, object], uid: int | None, *, is_read: bool
+) -> None:
+    end = replace(END, memory=AgentMemory(4096, 8192, 64, bytes(16)), features=(MEMORY,))
+    asked = msgspec.structs.replace(hello(features=(MEMORY,), memory=WorkerMemory(64, bytes(16))), **change)
+    answer = end.answer(asked, uid)
+    assert isinstance(answer, Welcome)
+    assert answer.reads_worker is is_read
+    assert accepted(asked, answer) == answer
+
+
+@pytest.mark.parametrize("uid", [OWN_UID, 0, None])
+def test_an_agent_that_shows_no_memory_or_trusts_no_user_reads_no_worker(uid: int | None) -> None:
+    shows = replace(END, memory=AgentMemory(4096, 8192, 64, bytes(16)), features=(MEMORY,))
+    wary = replace(shows, access=replace(shows.access, own_user_is_trusted=False))
+    for end in (replace(shows, memory=None), wary):
+        answer = end.answer(hello(token="red-1", memory=WorkerMemory(64, bytes(16))), uid)
+        assert isinstance(answer, Welcome)
+        assert not answer.reads_worker
+
+
 def test_a_user_of_another_namespace_is_nobody_even_to_an_agent_that_runs_as_nobody() -> None:
     access = Access(OVERFLOW_UID, tenant_uids={TenantId("red"): frozenset({OVERFLOW_UID})})
     assert not access.allows(hello(), OVERFLOW_UID)
@@ -185,6 +220,7 @@ def test_a_refusal_becomes_an_error_with_the_agents_words(code: str, error: type
         {"transport": "nixl"},
         {"limits": msgspec.structs.replace(DEFAULT_LIMITS, inflight_max=0)},
         {"memory": AgentMemory(1, 1, 1, b"")},
+        {"reads_worker": True},
     ],
     ids=str,
 )

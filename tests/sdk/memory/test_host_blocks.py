@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import contextlib
+import ctypes
 import gc
 import time
 import weakref
@@ -174,6 +176,77 @@ def test_batches_too_large_for_the_caches_are_copied_past_them_just_as_exactly()
     assert scattered(blocks, before).all()
     assert gathered(blocks) == before
     assert (pool[:, [0, *range(length + 1, length + 5)]] == UNTOUCHED).all()
+
+
+def tagged_in_place(blocks: HostBlocks, positions: list[int], pool: CopyPool = ALONE) -> list[bytes]:
+    """Return the tags of some blocks, each with the seed of its position."""
+    at = np.array(positions, np.intp)
+    tags = blocks.tags(at, seeds_of(len(blocks.lengths))[at], copy_pool=pool)
+    return [tag.tobytes() for tag in tags]
+
+
+def bytes_at(blocks: HostBlocks, positions: list[int]) -> list[bytes]:
+    """Read some blocks at their addresses."""
+    addresses = blocks.addresses(np.array(positions, np.intp))
+    assert addresses.dtype == np.uint64
+    return [
+        ctypes.string_at(address, int(blocks.lengths[position]))
+        for address, position in zip(addresses.tolist(), positions, strict=True)
+    ]
+
+
+def contiguous_values() -> dict[str, Any]:
+    pool = np.random.default_rng(4).integers(0, 255, (4, 3000), np.uint8)
+    fixed = pool.copy()
+    fixed.flags.writeable = False
+    mapped = pool.tobytes()
+    return {
+        "rows": pool,
+        "rows with gaps between them": pool[::2, 100:2000],
+        "tensor": torch.arange(4 * 99, dtype=torch.int32).reshape(4, 99),
+        "one part each": [[pool[3, :7]], [pool[0]], [pool[1, 5:]]],
+        "neighbouring axes": pool.reshape(4, 3, 10, 100),
+        "read-only array": fixed,
+        "buffers of any length": [mapped, memoryview(mapped)[5:9], bytearray(b"abc"), array.array("H", [1])],
+        "a byte each": np.arange(5, dtype=np.uint8).reshape(5, 1),
+    }
+
+
+@pytest.mark.parametrize("kind", contiguous_values())
+def test_blocks_of_a_single_run_are_named_and_tagged_where_they_are(kind: str) -> None:
+    value = contiguous_values()[kind]
+    blocks = checked(value, count=len(value), is_written=False)
+    assert blocks.is_contiguous
+    right = gathered(blocks)
+    for positions in ([*range(len(right))], [len(right) - 1, 0], [1]):
+        assert bytes_at(blocks, positions) == [right[position] for position in positions]
+        tags = [tag_of(right[position], int(seeds_of(len(right))[position])) for position in positions]
+        assert tagged_in_place(blocks, positions) == tags
+
+
+def test_several_threads_make_the_same_tags() -> None:
+    count = 64
+    pool = np.random.default_rng(6).integers(0, 255, (count, BLOCK_BYTES), np.uint8)
+    blocks = checked(pool[::-1].copy()[::2], count=count // 2)
+    with contextlib.closing(CopyPool(3)) as shared:
+        assert tagged_in_place(blocks, [*range(count // 2)][::-1], shared) == [
+            tag_of(pool[::-1][2 * block].tobytes(), 7 + block) for block in reversed(range(count // 2))
+        ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [np.zeros((2, 8), np.uint8)[:, ::2]],
+        [np.zeros((4, 8), np.uint8)[:, :4]],
+        [torch.zeros(4, 8).T],
+        [bytearray(4), [bytearray(3), bytearray(5)]],
+        [bytearray(4), np.zeros((4, 8), np.uint8)[:, :4]],
+    ],
+    ids=["every other byte", "two axes with a gap", "transposed", "parts", "one of two"],
+)
+def test_blocks_with_gaps_or_parts_are_not_contiguous(value: list[Any]) -> None:
+    assert not checked(value, count=len(value)).is_contiguous
 
 
 def test_some_blocks_of_a_batch_are_gathered_from_the_first_one_named() -> None:
