@@ -50,6 +50,8 @@ class MemoryProof:
 
 def shows_proof(process: int, address: int, proof: bytes) -> bool:
     """Return whether a process has the bytes of a ``MemoryProof`` at an address. Raises OSError."""
+    if not 0 <= address < 1 << 64:
+        return False
     found, place = np.zeros(PROOF_BYTES, np.uint8), np.array([address], np.uint64)
     read_process(process, place, found, np.zeros(1, np.int64), np.array([PROOF_BYTES], np.uint32))
     return found.tobytes() == proof

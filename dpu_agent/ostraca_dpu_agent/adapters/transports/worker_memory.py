@@ -44,8 +44,14 @@ class WorkerMemoryReader:
         self._process = process
         self._is_closed = False
         self._waiting: SimpleQueue[MemoryFetch | None] = SimpleQueue()
-        for _ in range(_THREADS):
-            threading.Thread(target=_serve, args=(self._waiting,), name="ostraca-read", daemon=True).start()
+        try:
+            for _ in range(_THREADS):
+                threading.Thread(
+                    target=_serve, args=(self._waiting,), name="ostraca-read", daemon=True
+                ).start()
+        except RuntimeError:
+            self.close()
+            raise
 
     @classmethod
     def of(cls, process: int, offer: WorkerMemory) -> WorkerMemoryReader | None:
