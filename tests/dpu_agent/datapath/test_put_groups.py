@@ -1,32 +1,48 @@
-"""A group of a put: waves that cross one behind the other, and are written and committed together."""
+"""A group of a put: waves that cross one behind the other, and are written and committed together.
+
+Or blocks that the agent reads out of a worker's memory.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.support.agent.assembly import (
+    BLOCK_BYTES,
     SETTINGS,
     SLOT_BYTES,
+    Assembly,
+    MemoryWorker,
     assembled,
+    content_of,
     get_states,
     put_states,
     reasons_of,
     unsettled_of,
     until,
 )
+from tests.support.agent.held_copies import HeldCopies
 
+from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemoryReader
 from ostraca_dpu_agent.datapath.put import PutRun
 from ostraca_dpu_agent.datapath.staging import arrivals as arrivals_module
 from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
+from ostraca_fabric.errors import MalformedError, UsageError
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
-from ostraca_fabric.model.outcome import BlockState, PutState, Reason
+from ostraca_fabric.model.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.tables.digests import PieceState, TagCheck, tags_of
+from ostraca_fabric.wire.messages import Put
 
 SOON_S = 0.1
 GROUPED = replace(
@@ -42,17 +58,20 @@ def check_of_two_pages() -> TagCheck:
     return TagCheck(pieces, lengths, seeds, tags_of(memory, offsets, lengths, seeds))
 
 
+async def quiet(fabric: Assembly) -> None:
+    """Store a block, and wait until nothing else is written."""
+    ring = fabric.shard.core.ring
+    await fabric.put(fabric.worker(), [9])
+    await fabric.recorded()
+    await until(lambda: ring.opening is None and not ring.wants_opening)
+    fabric.drive.asked.clear()
+
+
 async def test_waves_of_a_group_are_written_and_committed_together() -> None:
     async with assembled(GROUPED) as fabric:
-        worker, ring = fabric.worker(), fabric.shard.core.ring
-        await fabric.put(worker, [9])
-        await fabric.recorded()
-        await until(
-            lambda: ring.opening is None and not ring.wants_opening
-        )  # so that nothing else is written
+        worker = fabric.worker()
+        await quiet(fabric)
         before = fabric.shard.core.counters.summary_writes
-        worker.arena.moved.clear()
-        fabric.drive.asked.clear()
         assert put_states(await fabric.put(worker, range(4))) == [PutState.COMMITTED] * 4
         assert len(worker.arena.moved) == 4
         assert fabric.drive.asked == ["write"] * 2, "the blocks, and a summary"
@@ -110,11 +129,8 @@ async def test_a_put_that_is_over_stores_what_was_checked_and_leaves_its_memory_
 
 async def test_the_space_of_a_group_that_can_t_be_fetched_comes_back() -> None:
     async with assembled(GROUPED) as fabric:
-        worker, ring = fabric.worker(), fabric.shard.core.ring
-        await fabric.put(worker, [9])
-        await fabric.recorded()
-        await until(lambda: ring.opening is None and not ring.wants_opening)
-        fabric.drive.asked.clear()
+        worker = fabric.worker()
+        await quiet(fabric)
         worker.arena.fails = True
         assert reasons_of(await fabric.put(worker, range(4))) == [Reason.TRANSFER_FAILED] * 4
         await until(lambda: fabric.shard.core.counts().reservations == 0)
@@ -227,3 +243,161 @@ async def test_few_bytes_are_checked_where_they_arrive(
         await arrivals.checked
     assert check.states.tolist() == [PieceState.GOOD] * 2
     assert [name == "checker_0" for name in checked_by] == [small_bytes < 2 * PAGE_BYTES] * 2
+
+
+NOWHERE = 8
+"""An address in the first page, which no process maps."""
+
+
+class ReadWorker(MemoryWorker):
+    """A worker whose memory the agent reads, and whose arena fails."""
+
+    def __init__(self, fabric: Assembly) -> None:
+        super().__init__(fabric.worker().arena, memory=WorkerMemoryReader(os.getpid()))
+        self.source = np.zeros(0, np.uint8)
+
+    def put_message(self, fabric: Assembly, count: int, **how: float) -> Put:
+        """Write blocks to this worker's memory, in reverse order at odd places, and name their addresses."""
+        message = fabric.put_message(self, range(count), **how)  # type: ignore[arg-type]
+        self.arena.bytes[:] = bytes(len(self.arena.bytes))
+        self.arena.fails = True
+        self.source = np.zeros(count * SLOT_BYTES, np.uint8)
+        for number, place in enumerate(self.places(count).tolist()):
+            self.source[place : place + BLOCK_BYTES] = np.frombuffer(content_of(number), np.uint8)
+        return msgspec.structs.replace(message, addresses=self.addresses(count).tobytes())
+
+    @staticmethod
+    def places(count: int) -> NDArray[np.int64]:
+        return np.arange(count, dtype=np.int64)[::-1] * SLOT_BYTES + 7
+
+    def addresses(self, count: int) -> NDArray[np.uint64]:
+        return self.places(count).astype(np.uint64) + np.uint64(self.source.ctypes.data)
+
+
+@asynccontextmanager
+async def read_worker() -> AsyncIterator[tuple[Assembly, ReadWorker]]:
+    async with assembled(GROUPED) as fabric:
+        worker = ReadWorker(fabric)
+        await quiet(fabric)
+        yield fabric, worker
+        assert isinstance(worker.memory, WorkerMemoryReader)
+        worker.memory.close()
+
+
+async def test_blocks_are_read_out_of_a_workers_memory_and_stored_without_bytes_of_others() -> None:
+    async with read_worker() as (fabric, worker):
+        fabric.context.staging.array[:] = 0x77  # of an earlier lease
+        done = await fabric.data_path.put(worker, fabric.volume, worker.put_message(fabric, 8))
+        assert put_states(done) == [PutState.COMMITTED] * 8
+        assert (unsettled_of(done), worker.settled, worker.arena.moved) == ([], [], [])
+        reader = fabric.worker()
+        assert get_states(await fabric.get(reader, range(8))) == [BlockState.HIT] * 8
+        for number in range(8):
+            right, slot = content_of(number), number * SLOT_BYTES
+            assert reader.arena.bytes[slot : slot + BLOCK_BYTES] == right
+            place = fabric.drive.bytes.find(right)
+            assert bytes(fabric.drive.bytes[place + BLOCK_BYTES : place + SLOT_BYTES]) == bytes(
+                SLOT_BYTES - BLOCK_BYTES
+            )
+        await fabric.at_rest()
+
+
+async def test_addresses_in_a_memory_that_is_not_read_are_refused() -> None:
+    async with read_worker() as (fabric, worker):
+        message = worker.put_message(fabric, 2)
+        for addresses in (message.addresses[:-1], message.addresses[8:], message.addresses * 2):
+            wrong = msgspec.structs.replace(message, addresses=addresses)
+            with pytest.raises(MalformedError):
+                await fabric.data_path.put(worker, fabric.volume, wrong)
+        with pytest.raises(UsageError, match="does not read: name slots alone"):
+            await fabric.data_path.put(fabric.worker(), fabric.volume, message)
+        await fabric.at_rest()
+
+
+@pytest.mark.parametrize("ack", Ack)
+async def test_a_block_that_changed_in_a_workers_memory_is_damaged_and_no_other(ack: Ack) -> None:
+    async with read_worker() as (fabric, worker):
+        message = worker.put_message(fabric, 8, ack=ack)
+        worker.source[int(worker.places(8)[5]) + BLOCK_BYTES - 1] ^= 1
+        done = await fabric.data_path.put(worker, fabric.volume, message)
+        stored = PutState.COMMITTED if ack is Ack.COMMITTED else PutState.STAGED
+        assert put_states(done) == [PutState.DECLINED if number == 5 else stored for number in range(8)]
+        assert reasons_of(done)[5] == Reason.DAMAGED
+        await fabric.at_rest()
+        found = get_states(await fabric.get(fabric.worker(), range(8)))
+        assert found == [BlockState.MISS if number == 5 else BlockState.HIT for number in range(8)]
+
+
+async def test_a_block_that_can_not_be_read_is_declined_and_its_space_comes_back() -> None:
+    async with read_worker() as (fabric, worker):
+        message = worker.put_message(fabric, 8)
+        addresses = worker.addresses(8)
+        addresses[5] = NOWHERE
+        wrong = msgspec.structs.replace(message, addresses=addresses.tobytes())
+        done = await fabric.data_path.put(worker, fabric.volume, wrong)
+        failed = [reason == Reason.TRANSFER_FAILED for reason in reasons_of(done)]
+        assert failed[5]
+        assert put_states(done) == [PutState.DECLINED if each else PutState.COMMITTED for each in failed]
+        assert failed.count(True) <= 4, "the other group is stored"
+        await fabric.at_rest()
+        again = await fabric.data_path.put(worker, fabric.volume, message)
+        assert put_states(again) == [PutState.COMMITTED if each else PutState.EXISTS for each in failed]
+
+
+@pytest.mark.parametrize("how", ["deadline", "cancelled"])
+async def test_a_put_that_is_over_during_reads_names_their_blocks_and_stores_none(
+    monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    async with read_worker() as (fabric, worker):
+        held, staging = HeldCopies(monkeypatch), fabric.context.staging
+        message = worker.put_message(fabric, 8, deadline_s=SOON_S if how == "deadline" else 30.0)
+        putting = asyncio.create_task(fabric.data_path.put(worker, fabric.volume, message))
+        await until(lambda: len(held.parts) == 2)
+        if how == "cancelled":
+            worker.stopped(message.request).set_result(None)
+        done = await putting
+        assert put_states(done) == [PutState.LATE] * 8
+        assert unsettled_of(done) == [*range(8)]
+        assert staging.quarantined_bytes == 8 * SLOT_BYTES
+        assert worker.settled == [], "blocks may be copied yet"
+        worker.source[:] = 0
+        held.let_go()
+        await fabric.at_rest()
+        assert worker.settled == [done.request]
+        assert fabric.shard.core.counts().blocks_committed == 1, "the one before"
+
+
+async def test_a_put_that_is_over_during_reads_stores_the_group_that_was_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with read_worker() as (fabric, worker):
+        held = HeldCopies(monkeypatch, passing=1)
+        message = worker.put_message(fabric, 8, ack=Ack.STAGED)
+        putting = asyncio.create_task(fabric.data_path.put(worker, fabric.volume, message))
+        await until(lambda: "write" in fabric.drive.asked and len(held.parts) == 1)
+        worker.stopped(message.request).set_result(None)
+        done = await putting
+        staged = [position for position in range(8) if done.states[position] == PutState.STAGED]
+        assert staged in ([0, 1, 2, 3], [4, 5, 6, 7])
+        assert unsettled_of(done) == [position for position in range(8) if position not in staged]
+        held.let_go()
+        await fabric.at_rest()
+        found = get_states(await fabric.get(fabric.worker(), range(8)))
+        assert [position for position in range(8) if found[position] == BlockState.HIT] == staged
+
+
+@pytest.mark.parametrize("is_read", [True, False], ids=["memory", "arena"])
+async def test_a_staged_put_is_answered_before_its_last_group_is_written(*, is_read: bool) -> None:
+    async with read_worker() as (fabric, reading):
+        worker = reading if is_read else fabric.worker()
+        message = (
+            reading.put_message(fabric, 4, ack=Ack.STAGED)
+            if is_read
+            else fabric.put_message(worker, range(4), ack=Ack.STAGED)
+        )
+        done = await fabric.data_path.put(worker, fabric.volume, message)
+        assert put_states(done) == [PutState.STAGED] * 4
+        assert fabric.drive.asked == [], "the write comes after the answer"
+        await fabric.at_rest()
+        assert fabric.drive.asked == ["write"] * 2
+        assert get_states(await fabric.get(fabric.worker(), range(4))) == [BlockState.HIT] * 4

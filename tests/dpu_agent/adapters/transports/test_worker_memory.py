@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.support.agent.assembly import until
+from tests.support.agent.held_copies import HeldCopies
 
 from ostraca_dpu_agent.adapters.transports.worker_memory import MemoryFetch, WorkerMemoryReader
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces, whole_pages
@@ -127,22 +128,20 @@ async def test_blocks_of_another_process_come_whole_and_nothing_else_is_touched(
     child: Child, lengths: list[int]
 ) -> None:
     expected = Expected.of(child.content, child.address, lengths) if lengths else nothing()
-    columns = [expected.addresses, expected.check.tags, expected.check.lengths, expected.check.seeds]
+    check = expected.check
+    columns: list[NDArray[np.generic]] = [expected.addresses, check.tags, check.lengths, check.seeds]
     before = [column.copy() for column in columns]
     with reading(child.process.pid) as reader:
-        await reader.fetch(expected.check, expected.addresses).ended
+        await reader.fetch(check, expected.addresses).ended
     expected.assert_good({*range(len(lengths))})
     assert all(np.array_equal(column, old) for column, old in zip(columns, before, strict=True))
 
 
 def nothing() -> Expected:
-    check = TagCheck(
-        Pieces(np.zeros(0, np.uint8), *[np.zeros(0, np.int64)] * 2, np.zeros(0, np.uint32)),
-        np.zeros(0, np.uint32),
-        np.zeros(0, np.uint64),
-        np.zeros((0, 16), np.uint8),
-    )
-    return Expected(check, np.zeros(0, np.uint64), [], np.zeros(0, np.int64))
+    places, columns = np.zeros(0, np.int64), np.zeros(0, np.uint32)
+    pieces = Pieces(np.zeros(0, np.uint8), places, places, columns)
+    check = TagCheck(pieces, columns, np.zeros(0, np.uint64), np.zeros((0, 16), np.uint8))
+    return Expected(check, np.zeros(0, np.uint64), [], places)
 
 
 async def test_many_blocks_are_copied_by_several_threads_and_few_by_one(
@@ -220,25 +219,6 @@ async def test_a_bug_in_a_copy_ends_the_fetch_and_is_logged(
         await reader.fetch(expected.check, expected.addresses).ended
     expected.assert_good(set())
     assert "a copy out of a worker's memory crashed" in caplog.text
-
-
-class HeldCopies:
-    """Holds copies right before their first block, as a worker's slow memory would."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.parts: list[slice] = []
-        self._go = threading.Event()
-        receive = TagCheck.receive
-
-        def receiving(check: TagCheck, rows: slice, source: object) -> None:
-            self.parts.append(rows)
-            assert self._go.wait(30)
-            receive(check, rows, source)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(TagCheck, "receive", receiving)
-
-    def let_go(self) -> None:
-        self._go.set()
 
 
 @pytest.mark.parametrize("lengths", [FEW, MANY], ids=["few", "many"])

@@ -1,0 +1,126 @@
+"""Puts that the agent reads out of the memory of a process that connects: when it may, and when not."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from tests.dpu_agent.server.test_sessions import PUT, Wire, hello, u64, wired
+from tests.support.agent.assembly import BLOCK_BYTES, SLOT_BYTES, content_of, until
+
+from ostraca_fabric.connection import ClientConnection, ServerConnection, connect
+from ostraca_fabric.model.outcome import PutState, Reason
+from ostraca_fabric.runtime.process_memory import MemoryProof
+from ostraca_fabric.tables.digests import tag_seeds, tags_of
+from ostraca_fabric.wire.messages import Hello, OpenVolume, Put, PutDone, WorkerMemory
+
+PROOF = MemoryProof()
+OFFER = WorkerMemory(PROOF.address, PROOF.content)
+
+
+def offering(memory: WorkerMemory | None = OFFER, *, with_arena: bool = True) -> Hello:
+    return msgspec.structs.replace(hello(with_arena=with_arena), memory=memory)
+
+
+async def opened(wire: Wire, said: Hello) -> ClientConnection:
+    connection = await connect(wire.address, said)
+    opens = OpenVolume(
+        connection.next_request_id(), "v", wire.fabric.volume.record.layout, BLOCK_BYTES, create=False
+    )
+    await connection.ask(opens, 5.0)
+    return connection
+
+
+def put_from(source: np.ndarray[tuple[int], np.dtype[np.uint8]], wire: Wire) -> Put:
+    """Put two blocks that lie in *source*, one behind the other."""
+    lengths, places = np.full(2, BLOCK_BYTES, np.uint32), np.array([0, BLOCK_BYTES], np.int64)
+    seeds = tag_seeds(wire.fabric.volume.identity, PUT.spans, lengths)
+    address = source.ctypes.data
+    return msgspec.structs.replace(
+        PUT,
+        tags=tags_of(source, places, lengths, seeds).tobytes(),
+        addresses=u64(address, address + BLOCK_BYTES),
+        deadline_s=30.0,
+    )
+
+
+async def test_a_process_that_shows_its_proof_is_read_and_its_threads_end_with_its_connection(
+    tmp_path: Path,
+) -> None:
+    source = np.frombuffer(content_of(1) + content_of(2), np.uint8)
+    async with wired(tmp_path) as wire:
+        before = {*threading.enumerate()}
+        connection = await opened(wire, offering())
+        assert connection.welcome.reads_worker
+        readers = {*threading.enumerate()} - before
+        assert [thread.name for thread in readers] == ["ostraca-read"] * 2
+        message = msgspec.structs.replace(put_from(source, wire), request=connection.next_request_id())
+        done = await connection.ask(message, 30.0)
+        assert isinstance(done, PutDone)
+        assert list(done.states) == [PutState.COMMITTED] * 2
+        connection.close()
+        await connection.wait_closed()
+        await until(lambda: not any(thread.is_alive() for thread in readers))
+        reader = wire.fabric.worker()
+        assert (await wire.fabric.get(reader, [1, 2])).states == b"\1\1"
+        assert reader.arena.bytes[SLOT_BYTES : SLOT_BYTES + BLOCK_BYTES] == content_of(2)
+        await wire.fabric.at_rest()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        offering(None),
+        offering(WorkerMemory(PROOF.address, bytes(16))),
+        offering(WorkerMemory(8, PROOF.content)),
+        offering(WorkerMemory(-1, PROOF.content)),
+        offering(with_arena=False),
+        msgspec.structs.replace(offering(with_arena=False), role="agent", tenant=""),
+    ],
+    ids=["no offer", "wrong proof", "no such place", "no place", "no arena", "agent"],
+)
+async def test_another_is_not_read_and_told_so(tmp_path: Path, said: Hello) -> None:
+    async with wired(tmp_path) as wire:
+        connection = await connect(wire.address, said)
+        assert not connection.welcome.reads_worker
+        connection.close()
+        await connection.wait_closed()
+        assert "ostraca-read" not in [thread.name for thread in threading.enumerate()]
+
+
+async def test_addresses_are_refused_where_the_welcome_did_not_allow_them(tmp_path: Path) -> None:
+    async with wired(tmp_path) as wire:
+        source = np.zeros(2 * BLOCK_BYTES, np.uint8)
+        assert await wire.refused(put_from(source, wire)) == "usage"
+        await wire.fabric.at_rest()
+
+
+async def test_a_process_that_the_kernel_does_not_name_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a worker in a process namespace that the agent does not see."""
+    monkeypatch.setattr(ServerConnection, "peer_process", 0)
+    async with wired(tmp_path) as wire:
+        connection = await opened(wire, offering())
+        assert not connection.welcome.reads_worker
+        connection.close()
+        await connection.wait_closed()
+
+
+async def test_addresses_that_no_process_has_are_declined(tmp_path: Path) -> None:
+    async with wired(tmp_path) as wire:
+        connection = await opened(wire, offering())
+        message = msgspec.structs.replace(
+            put_from(np.zeros(2 * BLOCK_BYTES, np.uint8), wire),
+            request=connection.next_request_id(),
+            addresses=u64((1 << 64) - 1, 1 << 63),
+        )
+        done = await connection.ask(message, 30.0)
+        assert isinstance(done, PutDone)
+        assert list(done.reasons) == [Reason.TRANSFER_FAILED] * 2
+        connection.close()
+        await connection.wait_closed()
+        await wire.fabric.at_rest()
