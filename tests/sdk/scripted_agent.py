@@ -1,7 +1,8 @@
 """An agent for the SDK's tests: it speaks the real wire, and does wrong exactly what a test asks for.
 
-It keeps blocks in a dict and moves them inline. ``script`` maps a message type to a function that is called
-instead of the usual answer; it is given the connection and the message, and runs in the agent's thread.
+It keeps blocks in a dict and moves them inline, or reads them out of workers' memory if it may. ``script``
+maps a message type to a function that is called instead of the usual answer; it is given the connection and
+the message, and runs in the agent's thread.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.fabric.connection.bulk import bulk_frame
 from ostraca_fabric.errors import ProtocolError
 from ostraca_fabric.model.ids import AgentId, StartId, TenantId
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
+from ostraca_fabric.runtime.process_memory import read_process, shows_proof
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import FROM_WORKER, HELLO
 from ostraca_fabric.wire.frames import BulkEnd, Event, FrameReader, Passage, encode
@@ -38,6 +40,7 @@ from ostraca_fabric.wire.messages import (
     Get,
     GetDone,
     GetProgress,
+    Hello,
     Lookup,
     LookupDone,
     Message,
@@ -119,8 +122,30 @@ class AgentConnection:
         tags = b"".join(tag for tag, _ in found)
         self.send(GetProgress(message.request, np.array(positions, codec.U32).tobytes(), tags))
 
+    @property
+    def process(self) -> int:
+        """The worker's process, according to the kernel."""
+        return int(np.frombuffer(self.socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12), "i4")[0])
+
+    def reads(self, hello: Hello) -> bool:
+        """Return whether a worker that said this is read."""
+        memory = hello.memory
+        return memory is not None and shows_proof(self.process, memory.proof_address, memory.proof)
+
+    def read(self, message: Put) -> list[bytes]:
+        """Read the blocks of a put out of the worker's memory."""
+        count = len(message.lengths) // 4
+        incoming, addresses = (
+            Incoming.of(codec.u32(message.lengths, count)),
+            codec.u64(message.addresses, count),
+        )
+        read_process(self.process, addresses, incoming.memory, incoming.offsets, incoming.lengths)
+        return incoming.blocks()
+
     def fetch(self, message: Put) -> list[bytes]:
-        """Have the worker send the blocks of a put."""
+        """Read the blocks of a put if their addresses are named, else have the worker send them."""
+        if message.addresses:
+            return self.read(message)
         incoming = Incoming.of(codec.u32(message.lengths, len(message.lengths) // 4))
         self.incoming[message.request] = incoming
         self.send(Fetch(message.request, message.slots, message.lengths))
@@ -149,6 +174,8 @@ class AgentConnection:
 class ScriptedAgent:
     """A listening agent. ``seen`` holds every message it was sent, ``connections`` whom it welcomed.
 
+    With *reads_workers*, it reads puts out of the memory of workers that show their proof.
+
     While ``goes_on`` is clear, it is as one whose process is stopped.
     """
 
@@ -161,10 +188,12 @@ class ScriptedAgent:
         features: tuple[str, ...] = (LEAVING,),
         blocks: dict[BlockId, tuple[bytes, bytes]] | None = None,
         memory: AgentMemory | None = None,
+        reads_workers: bool = False,
     ) -> None:
         self.address = f"unix://{path}"
         self.script: Script = {}
         self.seen: list[Message] = []
+        self.hellos: list[Hello] = []
         self.cancelled = threading.Event()
         self.goes_on = threading.Event()
         self.goes_on.set()
@@ -179,6 +208,7 @@ class ScriptedAgent:
             transports=("inline",),
             memory=memory,
         )
+        self._reads_workers = reads_workers
         self._open: list[socket.socket] = []
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
@@ -253,9 +283,11 @@ class ScriptedAgent:
                 self.cancelled.set()
             connection.messages.put(message)
         else:
-            answer = self._handshake.answer(HELLO.decode(event), os.getuid())
+            self.hellos.append(hello := HELLO.decode(event))
+            answer = self._handshake.answer(hello, os.getuid())
             if isinstance(answer, Welcome):
-                answer = msgspec.structs.replace(answer, reads_worker=False)
+                reads = self._reads_workers and connection.reads(hello)
+                answer = msgspec.structs.replace(answer, reads_worker=reads)
             connection.send(answer)
             if isinstance(answer, Welcome):
                 connection.is_greeted, connection.features = True, answer.features

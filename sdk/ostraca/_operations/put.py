@@ -57,7 +57,8 @@ class PutJob(SlotJob[PutSpec, PutResult]):
 
     def _finish(self, operation: BlockOperation, end: Finish) -> None:
         super()._finish(operation, end)
-        if self._is_read and (end.outcomes.reasons == Reason.TRANSFER_FAILED).any():
+        is_told = self._is_read and self._runtime.is_readable
+        if is_told and (end.outcomes.reasons == Reason.TRANSFER_FAILED).any():
             self._runtime.is_readable = False
             log.warning("An agent could not read this process's memory: later puts go through the arena")
 
