@@ -70,7 +70,10 @@ DIRECT = "direct"
 """Instead of a transport: the worker reads drives itself, and what the agent delivers crosses inline."""
 
 MEMORY = "memory"
-"""Instead of a transport: the worker copies blocks out of the agent's memory, and the rest crosses inline."""
+"""Instead of a transport: worker and agent copy blocks out of each other's memory, the rest crosses inline.
+
+No put of such a worker uses its arena.
+"""
 
 REGIONS = "regions"
 """Instead of a transport: blocks cross inline, from and to rows of a region of the worker."""
@@ -259,6 +262,7 @@ def _work(address: str, transport: str, quarantine_bytes_max: int, begun: Any, p
     client = ostraca.connect(address, settings=settings)
     worker = _Worker(client, begun, has_region=transport in (REGIONS, ROWS))
     put_all(worker.volume, STORED)
+    assert transport != MEMORY or not client._runtime.arena.array.any(), "the agent read them where they were"
     pipe.send(client.transport)
     begun_at = 0
     going: list[threading.Thread] = []

@@ -32,9 +32,9 @@ SHAPE = ("--drives", "2", "--capacity", "520MiB")
 
 
 TRANSPORTS = ("inline", "nixl", "direct", "memory", "regions", "rows")
-"""How blocks come to workers: *direct* workers read flash themselves, *memory* workers the agent's cache, and
-the rest crosses inline. With *regions*, blocks cross inline, too, from and to rows of the worker's memory.
-Workers of *rows* read flash themselves, into such rows.
+"""How blocks cross: *direct* workers read flash themselves. *memory* workers read the agent's cache, and the
+agent reads their puts out of their memory. The rest crosses inline. With *regions*, blocks cross inline, too,
+from and to rows of the worker's memory. Workers of *rows* read flash themselves, into such rows.
 """
 
 MEMORIES = ("flash", "DRAM")
@@ -64,6 +64,7 @@ with_memory = pytest.mark.parametrize(
             ("nixl", "flash", "get"),
             ("direct", "flash", "get"),
             ("memory", "DRAM", "get"),
+            ("memory", "DRAM", "put"),
             ("regions", "DRAM", "get"),
             ("regions", "flash", "put"),
             ("rows", "flash", "get"),
@@ -80,6 +81,7 @@ without_memory = pytest.mark.parametrize(
             ("nixl", "get"),
             ("direct", "get"),
             ("memory", "get"),
+            ("memory", "put"),
             ("regions", "get"),
             ("regions", "put"),
             ("rows", "get"),
