@@ -83,12 +83,13 @@ async def test_a_process_that_shows_its_proof_is_read_and_its_threads_end_with_i
     ids=["no offer", "wrong proof", "no such place", "no place", "no arena", "agent"],
 )
 async def test_another_is_not_read_and_told_so(tmp_path: Path, said: Hello) -> None:
+    before = {*threading.enumerate()}
     async with wired(tmp_path) as wire:
         connection = await connect(wire.address, said)
         assert not connection.welcome.reads_worker
         connection.close()
         await connection.wait_closed()
-        assert "ostraca-read" not in [thread.name for thread in threading.enumerate()]
+        assert "ostraca-read" not in {thread.name for thread in {*threading.enumerate()} - before}
 
 
 async def test_addresses_are_refused_where_the_welcome_did_not_allow_them(tmp_path: Path) -> None:

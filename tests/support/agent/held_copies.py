@@ -6,25 +6,25 @@ import threading
 
 import pytest
 
-from ostraca_fabric.tables.digests import ProcessBlocks, TagCheck
+from ostraca_fabric.tables.digests import TAG_BYTES, ProcessBlocks, TagCheck
 
 
 class HeldCopies:
     """Holds copies right before their first block, as a worker's slow memory would.
 
-    The first *passing* copies are not held.
+    Copies of blocks with one of the tags *passing* are not held.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, passing: int = 0) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, passing: bytes = b"") -> None:
         self.parts: list[slice] = []
         """Rows of all copies begun and held."""
 
-        self._passing = threading.Semaphore(passing)
         self._go = threading.Event()
+        tags = {passing[at : at + TAG_BYTES] for at in range(0, len(passing), TAG_BYTES)}
         receive = TagCheck.receive
 
         def receiving(check: TagCheck, rows: slice, source: ProcessBlocks | None = None) -> None:
-            if not self._passing.acquire(blocking=False):
+            if check.tags[rows.start].tobytes() not in tags:
                 self.parts.append(rows)
                 assert self._go.wait(30)
             receive(check, rows, source)
