@@ -34,9 +34,10 @@ from tests.support.agent.assembly import (
 from tests.support.agent.held_copies import HeldCopies
 
 from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemoryReader
-from ostraca_dpu_agent.datapath.put import PutRun
+from ostraca_dpu_agent.datapath.put import MovedGroup, PutRun
 from ostraca_dpu_agent.datapath.staging import arrivals as arrivals_module
 from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
+from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.errors import MalformedError, UsageError
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
@@ -256,14 +257,14 @@ class ReadWorker(MemoryWorker):
         super().__init__(fabric.worker().arena, memory=WorkerMemoryReader(os.getpid()))
         self.source = np.zeros(0, np.uint8)
 
-    def put_message(self, fabric: Assembly, count: int, **how: float) -> Put:
+    def put_message(self, fabric: Assembly, count: int, *, first: int = 0, **how: float) -> Put:
         """Write blocks to this worker's memory, in reverse order at odd places, and name their addresses."""
-        message = fabric.put_message(self, range(count), **how)  # type: ignore[arg-type]
+        message = fabric.put_message(self, range(first, first + count), **how)  # type: ignore[arg-type]
         self.arena.bytes[:] = bytes(len(self.arena.bytes))
         self.arena.fails = True
         self.source = np.zeros(count * SLOT_BYTES, np.uint8)
         for number, place in enumerate(self.places(count).tolist()):
-            self.source[place : place + BLOCK_BYTES] = np.frombuffer(content_of(number), np.uint8)
+            self.source[place : place + BLOCK_BYTES] = np.frombuffer(content_of(first + number), np.uint8)
         return msgspec.structs.replace(message, addresses=self.addresses(count).tobytes())
 
     @staticmethod
@@ -299,6 +300,27 @@ async def test_blocks_are_read_out_of_a_workers_memory_and_stored_without_bytes_
             assert bytes(fabric.drive.bytes[place + BLOCK_BYTES : place + SLOT_BYTES]) == bytes(
                 SLOT_BYTES - BLOCK_BYTES
             )
+        await fabric.at_rest()
+
+
+async def test_blocks_that_change_their_order_on_the_way_to_flash_are_read_from_their_own_places(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A group has the order of its places: where the ring begins anew, later blocks have earlier ones."""
+    reordered, expect = list[bool](), PutRun._expect
+
+    def expecting(self: PutRun, group: MovedGroup, lease: StagingLease) -> TagCheck:
+        check = expect(self, group, lease)
+        reordered.append(bool((np.diff(group.positions) < 0).any()))
+        return check
+
+    monkeypatch.setattr(PutRun, "_expect", expecting)
+    async with read_worker() as (fabric, worker):
+        for first in range(100, 450, 7):
+            message = worker.put_message(fabric, 7, first=first)
+            done = await fabric.data_path.put(worker, fabric.volume, message)
+            assert put_states(done) == [PutState.COMMITTED] * 7
+        assert any(reordered)
         await fabric.at_rest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -9,12 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 from tests.dpu_agent.server.test_sessions import PUT, Wire, hello, u64, wired
-from tests.support.agent.assembly import BLOCK_BYTES, SLOT_BYTES, content_of, until
+from tests.support.agent import assembly
+from tests.support.agent.assembly import BLOCK_BYTES, SLOT_BYTES, TENANT, assembled, content_of, until
 
 from ostraca_fabric.connection import ClientConnection, ServerConnection, connect
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.runtime.process_memory import MemoryProof
 from ostraca_fabric.tables.digests import tag_seeds, tags_of
+from ostraca_fabric.wire.handshake import Access
 from ostraca_fabric.wire.messages import Hello, OpenVolume, Put, PutDone, WorkerMemory
 
 PROOF = MemoryProof()
@@ -90,6 +93,21 @@ async def test_another_is_not_read_and_told_so(tmp_path: Path, said: Hello) -> N
         connection.close()
         await connection.wait_closed()
         assert "ostraca-read" not in {thread.name for thread in {*threading.enumerate()} - before}
+
+
+async def test_an_agent_that_trusts_no_user_reads_none_also_with_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = Access(os.getuid(), {TENANT: ("secret",)}, own_user_is_trusted=False)
+    monkeypatch.setattr(assembly, "Access", lambda **_: strict)
+    address = f"unix://{tmp_path}/agent.sock"
+    before = {*threading.enumerate()}
+    async with assembled(addresses=(address,)):
+        connection = await connect(address, msgspec.structs.replace(offering(), token="secret"))
+        assert not connection.welcome.reads_worker
+        assert "ostraca-read" not in {thread.name for thread in {*threading.enumerate()} - before}
+        connection.close()
+        await connection.wait_closed()
 
 
 async def test_addresses_are_refused_where_the_welcome_did_not_allow_them(tmp_path: Path) -> None:

@@ -13,7 +13,13 @@ import pytest
 from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES, rounded_up
-from ostraca_fabric.runtime.process_memory import MemoryProof, ProcessBlocks, copy_verified, read_process
+from ostraca_fabric.runtime.process_memory import (
+    MemoryProof,
+    ProcessBlocks,
+    copy_verified,
+    read_process,
+    shows_proof,
+)
 from ostraca_fabric.tables.digests import PieceState, tags_of
 
 SIZE = 300_000
@@ -161,3 +167,10 @@ def test_a_failed_copy_ends_the_others_and_leaves_them_unchecked(other: tuple[in
         copies.copy(slice(0, 3))
     assert copies.states.tolist() == [PieceState.GOOD, PieceState.PENDING, PieceState.PENDING]
     assert np.array_equal(copies.memory, copies.expected(0))
+
+
+@pytest.mark.parametrize("moved", [0, 1, -1, -(1 << 63), 1 << 64])
+def test_a_proof_is_shown_at_its_address_alone(moved: int) -> None:
+    proof = MemoryProof()
+    assert shows_proof(os.getpid(), proof.address + moved, proof.content) == (moved == 0)
+    assert not shows_proof(os.getpid(), proof.address, proof.content[:-1])

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import CopyPool
+from ostraca._memory.copy_pool import SHARE_BYTES, CopyPool
 from ostraca._memory.host_blocks import Axes, HostBlocks, as_blocks, layout_of
 from ostraca._protocol.operations import BlockVerdict
 from ostraca_fabric.errors import UsageError
@@ -225,13 +225,13 @@ def test_blocks_of_a_single_run_are_named_and_tagged_where_they_are(kind: str) -
 
 
 def test_several_threads_make_the_same_tags() -> None:
-    count = 64
+    """Each thread takes a share, and the shares are those of many bytes."""
+    count = 8 * SHARE_BYTES // BLOCK_BYTES
     pool = np.random.default_rng(6).integers(0, 255, (count, BLOCK_BYTES), np.uint8)
-    blocks = checked(pool[::-1].copy()[::2], count=count // 2)
+    blocks, backwards = checked(pool, count=count), [*range(count)][::-1]
     with contextlib.closing(CopyPool(3)) as shared:
-        assert tagged_in_place(blocks, [*range(count // 2)][::-1], shared) == [
-            tag_of(pool[::-1][2 * block].tobytes(), 7 + block) for block in reversed(range(count // 2))
-        ]
+        tags = tagged_in_place(blocks, backwards, shared)
+    assert tags == [tag_of(pool[block].tobytes(), 7 + block) for block in backwards]
 
 
 @pytest.mark.parametrize(
