@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import mmap
 import os
 import subprocess
 import sys
@@ -174,3 +176,20 @@ def test_a_proof_is_shown_at_its_address_alone(moved: int) -> None:
     proof = MemoryProof()
     assert shows_proof(os.getpid(), proof.address + moved, proof.content) == (moved == 0)
     assert not shows_proof(os.getpid(), proof.address, proof.content[:-1])
+
+
+def test_a_block_whose_memory_ends_in_its_middle_is_an_error() -> None:
+    """The kernel copies up to there; the rest must not come from anywhere else."""
+    mapped = mmap.mmap(-1, 3 * PAGE_BYTES)
+    source = np.frombuffer(mapped, np.uint8)
+    source[:] = 1
+    copies = TaggedCopies(os.getpid(), 0)
+    copies.blocks.addresses[:] = source.ctypes.data + PAGE_BYTES
+    protect, end = ctypes.CDLL(None).mprotect, ctypes.c_void_p(source.ctypes.data + 2 * PAGE_BYTES)
+    assert protect(end, PAGE_BYTES, 0) == 0
+    try:
+        with pytest.raises(OSError, match="Bad address"):
+            copies.copy(slice(1, 2))
+    finally:
+        assert protect(end, PAGE_BYTES, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+    assert copies.states.tolist() == [PieceState.PENDING] * 3

@@ -6,7 +6,8 @@ import threading
 
 import pytest
 
-from ostraca_fabric.tables.digests import TAG_BYTES, ProcessBlocks, TagCheck
+from ostraca_dpu_agent.adapters.transports.worker_memory import MemoryFetch
+from ostraca_fabric.tables.digests import TAG_BYTES
 
 
 class HeldCopies:
@@ -21,15 +22,15 @@ class HeldCopies:
 
         self._go = threading.Event()
         tags = {passing[at : at + TAG_BYTES] for at in range(0, len(passing), TAG_BYTES)}
-        receive = TagCheck.receive
+        copy = MemoryFetch._copy
 
-        def receiving(check: TagCheck, rows: slice, source: ProcessBlocks | None = None) -> None:
-            if check.tags[rows.start].tobytes() not in tags:
+        def copying(fetch: MemoryFetch, rows: slice) -> None:
+            if fetch._check.tags[rows.start].tobytes() not in tags:
                 self.parts.append(rows)
                 assert self._go.wait(30)
-            receive(check, rows, source)
+            copy(fetch, rows)
 
-        monkeypatch.setattr(TagCheck, "receive", receiving)
+        monkeypatch.setattr(MemoryFetch, "_copy", copying)
 
     def let_go(self) -> None:
         self._go.set()

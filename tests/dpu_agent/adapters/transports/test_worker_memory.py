@@ -21,8 +21,8 @@ from tests.support.agent.held_copies import HeldCopies
 
 from ostraca_dpu_agent.adapters.transports.worker_memory import MemoryFetch, WorkerMemoryReader
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces, whole_pages
-from ostraca_fabric.runtime.process_memory import MemoryProof
-from ostraca_fabric.tables.digests import PieceState, ProcessBlocks, TagCheck, tags_of
+from ostraca_fabric.runtime.process_memory import MemoryProof, ProcessBlocks
+from ostraca_fabric.tables.digests import PieceState, TagCheck, tags_of
 from ostraca_fabric.wire.messages import WorkerMemory
 
 MIB = 1 << 20
@@ -149,15 +149,15 @@ async def test_many_blocks_are_copied_by_several_threads_and_few_by_one(
 ) -> None:
     at_work = threading.Barrier(2, timeout=30)
     parts = list[slice]()
-    receive = TagCheck.receive
+    copy = MemoryFetch._copy
 
-    def receiving(self: TagCheck, rows: slice, source: object) -> None:
+    def copying(self: MemoryFetch, rows: slice) -> None:
         parts.append(rows)
-        if len(self.lengths) == len(MANY):
+        if len(self._check.lengths) == len(MANY):
             at_work.wait()  # for another thread at the same time
-        receive(self, rows, source)  # type: ignore[arg-type]
+        copy(self, rows)
 
-    monkeypatch.setattr(TagCheck, "receive", receiving)
+    monkeypatch.setattr(MemoryFetch, "_copy", copying)
     with reading(child.process.pid) as reader:
         for lengths in (MANY, FEW):
             expected = Expected.of(child.content, child.address, lengths)
@@ -229,7 +229,7 @@ async def test_a_bug_in_a_copy_ends_the_fetch_and_is_logged(
     def crash(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(TagCheck, "receive", crash)
+    monkeypatch.setattr(MemoryFetch, "_copy", crash)
     with reading(os.getpid()) as reader:
         await reader.fetch(expected.check, expected.addresses).ended
     expected.assert_good(set())
@@ -260,13 +260,13 @@ async def test_a_stop_between_parts_keeps_what_was_checked(
 ) -> None:
     expected = Expected.of(child.content, child.address, MANY)
     fetch = MemoryFetch(expected.check, ProcessBlocks(child.process.pid, expected.addresses))
-    receive = TagCheck.receive
+    copy = MemoryFetch._copy
 
-    def receiving(self: TagCheck, rows: slice, source: object) -> None:
-        receive(self, rows, source)  # type: ignore[arg-type]
+    def copying(self: MemoryFetch, rows: slice) -> None:
+        copy(self, rows)
         fetch.stop()
 
-    monkeypatch.setattr(TagCheck, "receive", receiving)
+    monkeypatch.setattr(MemoryFetch, "_copy", copying)
     assert fetch.start(1) == 1
     await asyncio.to_thread(fetch.copy_parts)
     await fetch.ended
