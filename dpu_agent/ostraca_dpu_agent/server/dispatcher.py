@@ -345,7 +345,7 @@ class RequestDispatcher:
                 break
         memory = None
         if arena is not None and connection.welcome.reads_worker and hello.memory is not None:
-            memory = WorkerMemoryReader.of(connection.peer_process, hello.memory)
+            memory = await WorkerMemoryReader.of(connection.peer_process, hello.memory)
         connection.welcome = msgspec.structs.replace(connection.welcome, reads_worker=memory is not None)
         session = self._sessions[connection] = WorkerSession(connection, hello, arena, memory)
         if session.tenant:  # a worker's connection

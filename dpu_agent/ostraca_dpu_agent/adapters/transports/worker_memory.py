@@ -12,6 +12,7 @@ import asyncio
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
 
@@ -43,7 +44,7 @@ class WorkerMemoryReader:
         """Read from *process*. Raises RuntimeError if no thread can start."""
         self._process = process
         self._is_closed = False
-        self._waiting: SimpleQueue[MemoryFetch | None] = SimpleQueue()
+        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         try:
             for _ in range(_THREADS):
                 threading.Thread(
@@ -54,20 +55,44 @@ class WorkerMemoryReader:
             raise
 
     @classmethod
-    def of(cls, process: int, offer: WorkerMemory) -> WorkerMemoryReader | None:
+    async def of(cls, process: int, offer: WorkerMemory) -> WorkerMemoryReader | None:
         """Return a reader of the worker that made an offer, or None if this agent may not read it.
 
-        *process* is the worker according to the kernel, 0 if unknown.
+        *process* is the worker according to the kernel, 0 if unknown. Slow memory delays no other connection.
         """
         why = "another process namespace hides it"
         try:
-            if process and shows_proof(process, offer.proof_address, offer.proof):
-                return cls(process)
-            why = "its proof is not there" if process else why
-        except (OSError, RuntimeError) as error:
+            if process:
+                reader = cls(process)
+                why = await reader._why_not(offer)
+                if not why:
+                    return reader
+                reader.close()
+        except RuntimeError as error:
             why = str(error)
         log.info("The memory of worker process %d is not read: %s", process, why)
         return None
+
+    async def _why_not(self, offer: WorkerMemory) -> str:
+        """Read the proof in a thread; return why this agent can't, or the empty string."""
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[str] = loop.create_future()
+
+        def tell(why: str) -> None:
+            if not found.done():
+                found.set_result(why)
+
+        def look() -> None:
+            try:
+                is_shown = shows_proof(self._process, offer.proof_address, offer.proof)
+                why = "" if is_shown else "its proof is not there"
+            except OSError as error:
+                why = str(error)
+            with suppress(RuntimeError):  # the loop is closed: no caller waits
+                loop.call_soon_threadsafe(tell, why)
+
+        self._waiting.put(look)
+        return await found
 
     def fetch(self, check: TagCheck, addresses: NDArray[np.uint64]) -> MemoryFetch:
         """Start copying the blocks of *check* from *addresses*, and checking each: shape (n,).
@@ -76,7 +101,7 @@ class WorkerMemoryReader:
         """
         fetch = MemoryFetch(check, ProcessBlocks(self._process, addresses))
         for _ in range(fetch.start(0 if self._is_closed else _THREADS)):
-            self._waiting.put(fetch)
+            self._waiting.put(fetch.copy_parts)
         return fetch
 
     def close(self) -> None:
@@ -87,10 +112,10 @@ class WorkerMemoryReader:
                 self._waiting.put(None)
 
 
-def _serve(waiting: SimpleQueue[MemoryFetch | None]) -> None:
+def _serve(waiting: SimpleQueue[Callable[[], None] | None]) -> None:
     show_name("read")
-    while (fetch := waiting.get()) is not None:
-        fetch.copy_parts()
+    while (act := waiting.get()) is not None:
+        act()
 
 
 class MemoryFetch:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tests.support.agent.assembly import until
 from tests.support.agent.held_copies import HeldCopies
 
+from ostraca_dpu_agent.adapters.transports import worker_memory
 from ostraca_dpu_agent.adapters.transports.worker_memory import MemoryFetch, WorkerMemoryReader
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces, whole_pages
 from ostraca_fabric.runtime.process_memory import MemoryProof, ProcessBlocks
@@ -309,7 +310,7 @@ def offer(address: int = OWN.address, proof: bytes = OWN.content) -> WorkerMemor
 async def test_a_worker_that_shows_its_proof_is_read() -> None:
     source = np.arange(2 * PAGE_BYTES, dtype=np.uint32).astype(np.uint8)
     expected = Expected.of(source, source.ctypes.data, FEW)
-    reader = WorkerMemoryReader.of(os.getpid(), offer())
+    reader = await WorkerMemoryReader.of(os.getpid(), offer())
     assert reader is not None
     await reader.fetch(expected.check, expected.addresses).ended
     reader.close()
@@ -337,17 +338,34 @@ def ended_process() -> int:
     ],
     ids=["hidden", "wrong", "none", "longer", "moved", "negative", "huge", "nowhere", "dead"],
 )
-def test_a_worker_that_may_be_another_process_is_not_read(
+async def test_a_worker_that_may_be_another_process_is_not_read(
     process: Callable[[], int], told: WorkerMemory, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = {*threading.enumerate()}
     with caplog.at_level(logging.INFO):
-        assert WorkerMemoryReader.of(process(), told) is None
+        assert await WorkerMemoryReader.of(process(), told) is None
     assert why in caplog.text
-    assert {*threading.enumerate()} <= before
+    await until(lambda: {*threading.enumerate()} <= before)
 
 
-def test_without_threads_no_worker_is_read_and_none_is_left(
+async def test_a_proof_in_slow_memory_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def show_late(*_: object) -> bool:
+        begun.set()
+        return goes_on.wait(30)
+
+    monkeypatch.setattr(worker_memory, "shows_proof", show_late)
+    opening = asyncio.create_task(WorkerMemoryReader.of(os.getpid(), offer()))
+    await until(begun.is_set)
+    assert not opening.done()
+    goes_on.set()
+    reader = await opening
+    assert reader is not None
+    reader.close()
+
+
+async def test_without_threads_no_worker_is_read_and_none_is_left(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     started, start = list[threading.Thread](), threading.Thread.start
@@ -360,7 +378,7 @@ def test_without_threads_no_worker_is_read_and_none_is_left(
 
     monkeypatch.setattr(threading.Thread, "start", refuse_the_second)
     with caplog.at_level(logging.INFO):
-        assert WorkerMemoryReader.of(os.getpid(), offer()) is None
+        assert await WorkerMemoryReader.of(os.getpid(), offer()) is None
     assert "can't start new thread" in caplog.text
     started[0].join(30)
     assert not started[0].is_alive()

@@ -65,7 +65,7 @@ class WorkerMemories:
         """Let agents read a worker's memory."""
         self._offered[memory.offer.proof] = memory
 
-    def of(self, _process: int, offer: WorkerMemory) -> CopiedMemory:
+    async def of(self, _process: int, offer: WorkerMemory) -> CopiedMemory:
         """Stand in for ``WorkerMemoryReader.of``."""
         return CopiedMemory(self, self._offered[offer.proof])
 
