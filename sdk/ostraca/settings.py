@@ -121,6 +121,12 @@ class ClientSettings:
     operation on a GPU compiles kernels, which takes seconds. Never run on a GPU.
     """
 
+    gpu_reads: bool = False
+    """Whether drives are read into GPU memory, for gets into CUDA tensors: needs ``gpu_tags``, kvikio, and
+    drives that may be read directly. Takes as much memory of the GPU as such a get has in the arena. Where
+    this can't work, blocks take their way through the arena. Never run on a GPU.
+    """
+
     submitted_max: int = 4096
     """Operations submitted and not yet taken. Further operations are declined at once as OVERLOADED, so that
     memory stays bounded if a caller never takes results.
@@ -191,6 +197,10 @@ class ClientSettings:
             raise UsageError(
                 f"chunk_bytes is {self.chunk_bytes}: take a multiple of {PAGE_BYTES} up to arena_bytes "
                 f"({self.arena_bytes})"
+            )
+        if self.gpu_reads and not self.gpu_tags:
+            raise UsageError(
+                "gpu_reads is True without gpu_tags: set both, as the GPU must check such blocks"
             )
 
     @property

@@ -1,4 +1,4 @@
-"""Reader of blocks from drives of this host, into the arena, or into rows of a region.
+"""Reader of blocks from drives of this host, into the arena, rows of a region, or memory of a device.
 
 A single I/O engine serves all drives, and a daemon thread takes the ends of reads. A drive that fails or
 falls silent is suspended: reads are refused at once for a while, and the agent reads the blocks instead.
@@ -23,6 +23,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca._direct.device_reads import DeviceMemory, DeviceReads
 from ostraca._direct.host_drives import HostDrive, open_host_drives, shown_path
 from ostraca.client_metrics import DirectCounters
 from ostraca.settings import ClientSettings
@@ -39,6 +40,9 @@ BATCH_BYTES = 4 << 20
 
 _LENGTH_MAX = (1 << 32) - 1
 _SLEEP_S_MAX = 3600.0
+
+_ELSEWHERE = np.empty(0, np.uint8)
+"""Memory of pieces that are read into device memory."""
 
 Rows = NDArray[np.intp]
 
@@ -143,6 +147,8 @@ class DirectReader:
             if not _starts(self._thread):
                 _release(self._engine, self._drives)
                 self._engine, self._drives = None, ()
+        self._device_reads = _device_reads(self._wake) if settings.gpu_reads and self._drives else None
+        self._told: set[str] = set()
         self._sizes = np.array([drive.at.size_bytes for drive in self._drives], np.int64)
         self.numbers = range(len(self._drives))
         """Numbers of the drives, fixed for the reader's life."""
@@ -154,6 +160,17 @@ class DirectReader:
                 (drive.at.fabric, "" if drive.suspended_until_s is not None else drive.at.drive)
                 for drive in self._drives
             )
+
+    @property
+    def reads_devices(self) -> bool:
+        """Whether drives can be read into memory of devices."""
+        return self._device_reads is not None and self._device_reads.is_usable
+
+    def tell_host_reads(self, cause: str) -> None:
+        """Log the *cause* of reads into host memory instead, once. For one thread."""
+        if cause not in self._told:
+            self._told.add(cause)
+            log.warning("Drives are read into host memory, not into a GPU's: %s", cause)
 
     def check(
         self, numbers: Rows, offsets: NDArray[np.int64], lengths: NDArray[np.int64] | NDArray[np.uint32]
@@ -182,18 +199,20 @@ class DirectReader:
         lengths: NDArray[np.int64] | NDArray[np.uint32],
         ended: Ended,
         *,
-        memory: NDArray[np.uint8] | None = None,
+        memory: NDArray[np.uint8] | DeviceMemory | None = None,
     ) -> None:
         """Read blocks that passed ``check``: columns of shape (n,), in bytes.
 
         Memory offsets are multiples of 4096. *ended* gets each row once, in groups: from the reader's thread
         as batches end, or at once from this thread for refused blocks. Several reads may have one *request*.
 
-        *memory*, a flat array that begins at a page, takes the blocks instead of the arena. The reader keeps
-        the array alive until its reads have ended, and not longer.
+        *memory* takes the blocks instead of the arena: a flat array that begins at a page, or device memory.
+        The reader keeps it alive until its reads have ended, and not longer.
         """
+        on_host = self._memory if memory is None else memory
+        staged = None if isinstance(on_host, np.ndarray) else on_host
         places = Pieces(
-            self._memory if memory is None else memory,
+            on_host if isinstance(on_host, np.ndarray) else _ELSEWHERE,
             memory_offsets.astype(np.int64),
             offsets.astype(np.int64),
             lengths.astype(np.uint32),
@@ -204,7 +223,7 @@ class DirectReader:
         with self._changed:
             self._read_s = time.monotonic()
             for rows, pieces in wanted:
-                if not self._submit(request, self._drives[numbers[rows[0]]], rows, pieces, ended):
+                if not self._submit(request, self._drives[numbers[rows[0]]], rows, pieces, ended, staged):
                     refused.append(rows)
                     self.counters.blocks_failed += len(rows)
         if refused:
@@ -250,13 +269,23 @@ class DirectReader:
                 return True
             self._wake()
         self._thread.join()
+        if self._device_reads is not None:
+            self._device_reads.close()
         _release(self._engine, self._drives)
         return True
 
     # In a caller's thread, with the lock held.
 
-    def _submit(self, request: int, drive: _ReaderDrive, rows: Rows, pieces: Pieces, ended: Ended) -> bool:
-        """Submit a batch; False for a refused batch."""
+    def _submit(
+        self,
+        request: int,
+        drive: _ReaderDrive,
+        rows: Rows,
+        pieces: Pieces,
+        ended: Ended,
+        staged: DeviceMemory | None,
+    ) -> bool:
+        """Submit a batch; False for a refused batch. *staged* takes the blocks instead of host memory."""
         if self._is_closing or drive.suspended_until_s is not None:
             return False
         # Only the engine knows the memory: its owner may close it as soon as the end is reported.
@@ -264,7 +293,13 @@ class DirectReader:
         end = partial(self._end, batch)
         engine = self._engine
         assert engine is not None, "drives have an engine"
-        if not engine.submit(drive.handle, IoOperation.READ, pieces, None, end, states=batch.states):
+        if staged is None:
+            is_taken = engine.submit(drive.handle, IoOperation.READ, pieces, None, end, states=batch.states)
+        else:
+            devices = self._device_reads
+            assert devices is not None, "no read before a look at reads_devices"
+            is_taken = devices.submit(drive.at.descriptor, pieces, staged, batch.states, end)
+        if not is_taken:
             return False
         if not drive.has_awaited:
             drive.heard_s = self._read_s
@@ -290,6 +325,8 @@ class DirectReader:
         while (sleep_s := self._next_sleep_s()) is not None:
             news.poll(math.ceil(sleep_s * 1000))
             engine.take()  # before the check: a busy process may have left ends waiting
+            if self._device_reads is not None:
+                self._device_reads.take()
             self._check_drives()
 
     def _next_sleep_s(self) -> float | None:
@@ -306,8 +343,8 @@ class DirectReader:
             self._wakes_s = min(due_s, default=math.inf)
             return None if self._is_over else min(_SLEEP_S_MAX, max(0.0, self._wakes_s - now_s))
 
-    def _end(self, batch: _ReadBatch, end: IoEnd) -> None:
-        """Report the end of a batch, unless the batch is lost."""
+    def _end(self, batch: _ReadBatch, end: IoEnd, cause: str = "") -> None:
+        """Report the end of a batch, unless the batch is lost. *cause* says more than an errno."""
         drive, is_good = batch.drive, batch.states == GOOD
         good, failed = batch.rows[is_good], batch.rows[~is_good]
         with self._changed:
@@ -321,7 +358,7 @@ class DirectReader:
                 self.counters.blocks_failed += len(failed)
             is_news = bool(end.failed) and self._suspend(drive)
         if is_news:
-            cause = os.strerror(end.error) if end.error else "the drive comes to an end"
+            cause = cause or (os.strerror(end.error) if end.error else "the drive comes to an end")
             self._tell_suspended(drive, f"read at {end.offset}: {cause}")
         if not batch.is_lost:
             if len(good):
@@ -385,6 +422,16 @@ def _engine_for(found: tuple[HostDrive, ...], flash_io: FlashIoSettings | None) 
         for drive in found:
             os.close(drive.descriptor)
         return None
+
+
+def _device_reads(wake: Callable[[], None]) -> DeviceReads | None:
+    """Return the means of reading into device memory; None without the library for it."""
+    try:
+        from ostraca._direct.kvikio_file import KvikioFile  # noqa: PLC0415 (needs kvikio)
+    except Exception as error:  # noqa: BLE001 (of a library that loads others)
+        log.warning("No drive is read into GPU memory: kvikio can't be imported (%s)", error)
+        return None
+    return DeviceReads(KvikioFile, wake)
 
 
 def _starts(thread: threading.Thread) -> bool:

@@ -262,6 +262,16 @@ class CudaStaging:
             )
             return found
 
+    def readable(self) -> Any:  # noqa: ANN401 (a tensor)
+        """Return the memory as a tensor, as the port defines.
+
+        The allocator may have given memory of earlier work of this stream.
+        """
+        torch = self._torch
+        torch.cuda.set_device(self._memory.device)
+        self._stream.synchronize()
+        return self._memory
+
     @contextmanager
     def _acting_on(self, stream: Any) -> Iterator[None]:  # noqa: ANN401 (a stream)
         """Let torch and triton use a stream of the device. Raises TransportError for their errors."""

@@ -56,8 +56,8 @@ class DevicePart(NamedTuple):
 class DeviceStaging(Protocol):
     """Memory of one device for the blocks of a wave, where the device computes their tags.
 
-    Valid until ``Copies.wait``. Each call but ``tags`` only starts copies, ordered after the earlier ones.
-    Positions (*at*) are in bytes. All calls raise TransportError.
+    Stays valid while in use by any thread. Each call but the last two only starts copies, ordered after the
+    earlier ones. Positions (*at*) are in bytes. All calls raise TransportError.
     """
 
     def from_parts(self, parts: Iterable[tuple[int, DevicePart]]) -> None:
@@ -78,6 +78,12 @@ class DeviceStaging(Protocol):
         """Return the tags of blocks here, once all copies so far have ended: shape (n, 16).
 
         Arguments have shape (n,). Positions are multiples of ``STAGING_ALIGNMENT``. Raises TransportError.
+        """
+
+    def readable(self) -> Any:  # noqa: ANN401 (as a library for reads of files takes it)
+        """Return the memory for reads of files in this thread, once all earlier uses of it have ended.
+
+        For any thread. ``tags`` may follow once the reads have ended.
         """
 
 
@@ -268,6 +274,42 @@ class DeviceBlocks:
         """Wait for all copies; False if the state of a copy is unknown."""
         return self._copies.wait()
 
+    @property
+    def has_device_tags(self) -> bool:
+        """Whether the device computes the tags."""
+        return self._tagging is not None
+
+    def stage(self, staging_bytes: int, blocks: int) -> DeviceStaging | None:
+        """Return memory for blocks on the device that computes their tags; None without any left.
+
+        Raises TransportError.
+        """
+        if self._tagging is None:
+            return None
+        with self._telling_lost_copies():
+            return self._copies.staging(self._tagging, staging_bytes, blocks)
+
+    def scatter_staged(
+        self,
+        staged: DeviceStaging,
+        places: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        tags: NDArray[np.uint8],
+        *,
+        positions: NDArray[np.int64],
+        until_s: float,
+    ) -> NDArray[np.uint8]:
+        """Verify blocks at *places* in staging, and start copies of the good ones, as ``scatter``."""
+        lengths, verdicts = self.lengths[positions], no_verdicts(len(positions))
+        with self._telling_lost_copies():
+            for some in slices_until(lengths, until_s):
+                found = staged.tags(places[some], lengths[some], seeds[some])
+                good = (found == tags[some]).all(axis=1)
+                blocks, at = positions[some][good], places[some][good]
+                staged.to_parts(self._staged_parts(blocks.tolist(), at.tolist()))
+                verdicts[some] = verdicts_of(good)
+        return verdicts
+
     @contextmanager
     def _telling_lost_copies(self) -> Iterator[None]:
         """Raise a TransportError with a remedy if the state of a copy is unknown."""
@@ -280,9 +322,7 @@ class DeviceBlocks:
 
     def _stage(self, wave: _Wave) -> DeviceStaging | None:
         """Return memory for a wave on the device that computes its tags."""
-        if self._tagging is None:
-            return None
-        return self._copies.staging(self._tagging, wave.staging_bytes, len(wave.positions))
+        return self.stage(wave.staging_bytes, len(wave.positions))
 
     def _pack(self, wave: _Wave, staged: DeviceStaging, first: int) -> None:
         """Start copies of blocks from *first* on to staging, and from there to their slots."""

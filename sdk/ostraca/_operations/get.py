@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 
 from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import FetchingPool, Sharing, verified_slices
-from ostraca._memory.device_blocks import COPY_FAILED
+from ostraca._memory.device_blocks import COPY_FAILED, DeviceBlocks
+from ostraca._memory.host_blocks import CallerBlocks
 from ostraca._memory.regions import RegionBlocks
 from ostraca._memory.row_reads import RowReads
+from ostraca._memory.staged_reads import StagedReads
 from ostraca._memory.views import BlockViews, SlotHolds, SlotLoan
 from ostraca._operations.job import Runtime, SlotJob
 from ostraca._protocol.operations import (
@@ -44,6 +46,7 @@ from ostraca_fabric.wire.messages import GetExtents
 
 if TYPE_CHECKING:
     from ostraca._direct.agent_memory import BlocksInMemory
+    from ostraca._direct.device_reads import DeviceMemory
     from ostraca._direct.direct_reader import ReadState
 
 _GOOD, _DAMAGED = int(BlockVerdict.GOOD), int(BlockVerdict.DAMAGED)
@@ -178,7 +181,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         offsets = codec.u64(extents.offsets, len(positions)).astype(np.int64)
         lengths = whole_pages(self.lengths[operation.at[positions]])
         direct.check(drives, offsets, lengths)
-        memory, places = self._take_reads(operation, positions)
+        memory, places = self._take_reads(operation, positions, drives, offsets)
 
         def ended(rows: NDArray[np.intp], state: ReadState) -> None:
             mailbox.put((request, ExtentsEnded(positions[rows].tobytes(), _OWN_READS[state.name])))
@@ -186,8 +189,12 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         direct.read(request, drives, offsets, places, lengths, ended, memory=memory)
 
     def _take_reads(
-        self, operation: BlockOperation, positions: NDArray[np.uint32]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        self,
+        operation: BlockOperation,
+        positions: NDArray[np.uint32],
+        drives: NDArray[np.intp],  # noqa: ARG002 (slots have their places)
+        offsets: NDArray[np.int64],  # noqa: ARG002
+    ) -> tuple[NDArray[np.uint8] | DeviceMemory, NDArray[np.int64]]:
         """Return the memory for blocks about to be read from drives, and their places there."""
         assert operation.slots is not None
         return self._arena.array, operation.slots[positions]
@@ -244,6 +251,7 @@ class GetIntoJob(GetJob[GetResult]):
         takes_reads = region is not None and region.memory.takes_reads and runtime.direct is not None
         self._row_reads = RowReads(region) if region is not None and takes_reads else None
         self._late_reads: list[LateRead] = []
+        self._staged = self._staged_reads(self._into)
 
     def result(self) -> GetResult:
         """Build the result."""
@@ -265,16 +273,37 @@ class GetIntoJob(GetJob[GetResult]):
     def _get(
         self, request: int, at: NDArray[np.intp], slots: NDArray[np.int64], *, is_again: bool = False
     ) -> int:
-        if is_again and self._row_reads is not None:
-            self._row_reads.forget(at)
+        for reads in (self._row_reads, self._staged) if is_again else ():
+            if reads is not None:
+                reads.forget(at)
         return super()._get(request, at, slots, is_again=is_again)
 
+    def _staged_reads(self, into: CallerBlocks) -> StagedReads | None:
+        """Return the means of reading drives into staging memory; None if host memory takes the blocks."""
+        direct = self._runtime.direct
+        if direct is None or not direct.reads_devices or not isinstance(into, DeviceBlocks):
+            return None
+        if not into.has_device_tags:
+            direct.tell_host_reads("the host computes tags of short blocks, and of blocks on several devices")
+            return None
+        return StagedReads(into)
+
     def _take_reads(
-        self, operation: BlockOperation, positions: NDArray[np.uint32]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        if self._row_reads is None:
-            return super()._take_reads(operation, positions)
-        return self._row_reads.begin(operation.request, operation.at[positions])
+        self,
+        operation: BlockOperation,
+        positions: NDArray[np.uint32],
+        drives: NDArray[np.intp],
+        offsets: NDArray[np.int64],
+    ) -> tuple[NDArray[np.uint8] | DeviceMemory, NDArray[np.int64]]:
+        request, at, direct = operation.request, operation.at[positions], self._runtime.direct
+        if self._row_reads is not None:
+            return self._row_reads.begin(request, at)
+        if self._staged is not None and direct is not None:
+            staged = self._staged.begin(request, at, drives, offsets)
+            if staged is not None:
+                return staged
+            direct.tell_host_reads("the device has no memory left")
+        return super()._take_reads(operation, positions, drives, offsets)
 
     def _release_rows(self, region: RegionBlocks) -> None:
         if self._row_reads is not None and self._runtime.direct is not None:
@@ -284,6 +313,8 @@ class GetIntoJob(GetJob[GetResult]):
 
     def _drop(self, request: int) -> None:
         if self._into.wait():
+            if self._staged is not None:
+                self._staged.end(request)
             super()._drop(request)
         else:  # never give the slots back: a copy may still read them
             self._has_lost_copies = True
@@ -308,6 +339,8 @@ class GetIntoJob(GetJob[GetResult]):
             if reads is not None:
                 reads.verify(blocks[verdicts == _GOOD])
             return verdicts
+        if self._staged is not None and self._staged.has(blocks):
+            return self._staged.scatter(blocks, seeds, tags, until_s=until_s)
         memory = self._arena.array
         copy_pool = self._pool(source, memory, offsets)
         return self._into.scatter(

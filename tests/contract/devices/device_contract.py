@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -33,6 +36,10 @@ class DeviceContract:
         raise NotImplementedError
 
     def read(self, memory: object) -> NDArray[np.uint8]:
+        raise NotImplementedError
+
+    def fill(self, readable: Any, content: NDArray[np.uint8]) -> None:
+        """Write to memory for reads of files, as a library for such reads does."""
         raise NotImplementedError
 
     def part(self, devices: Devices, memory: object) -> DevicePart:
@@ -142,6 +149,26 @@ class DeviceContract:
         pool[1:3, ::2, 3:6] = content[7:25].reshape(2, 3, 3)
         pool[3, 5] = content[32:40]
         assert np.array_equal(self.read(memory), pool)
+        assert devices.close()
+
+    def test_reads_of_files_land_in_staging_and_the_device_tags_them(
+        self, tagging_devices: Devices, arena: NDArray[np.uint8]
+    ) -> None:
+        devices, content = tagging_devices, np.random.default_rng(3).integers(0, 256, 20_000, np.uint8)
+        memory = self.made(np.zeros(len(content), np.uint8))
+        part = self.part(devices, memory)
+        devices.pin(arena)
+        copies = devices.copies([part.device])
+        staging = copies.staging(part.device, len(content), 1)
+        assert staging is not None
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(lambda: self.fill(staging.readable(), content)).result()
+        seed, length = np.array([7], np.uint64), np.array([len(content)], np.uint32)
+        start = np.zeros(1, np.int64)
+        assert np.array_equal(staging.tags(start, length, seed), tags_of(content, start, length, seed))
+        staging.to_parts([(0, part)])
+        assert copies.wait()
+        assert np.array_equal(self.read(memory), content)
         assert devices.close()
 
     def test_a_device_without_memory_left_stages_nothing(self, tagging_devices: Devices) -> None:

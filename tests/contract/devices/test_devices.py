@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,6 +34,9 @@ class TestStandIn(DeviceContract):
         assert isinstance(memory, DeviceArray)
         return memory.read
 
+    def fill(self, readable: Any, content: NDArray[np.uint8]) -> None:
+        readable[:] = content
+
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that torch can use here")
 class TestCuda(DeviceContract):
@@ -58,6 +62,10 @@ class TestCuda(DeviceContract):
         assert isinstance(memory, torch.Tensor)
         found: NDArray[np.uint8] = memory.cpu().numpy()
         return found
+
+    def fill(self, readable: Any, content: NDArray[np.uint8]) -> None:
+        readable[: len(content)].copy_(torch.from_numpy(content))
+        torch.cuda.synchronize()
 
     def test_a_copy_comes_after_what_was_launched_before_the_call(
         self, devices: Devices, arena: NDArray[np.uint8]

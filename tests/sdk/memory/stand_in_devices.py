@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -41,6 +42,9 @@ class StandInDevices:
     def __init__(self, *, tagged_bytes_min: int = 0) -> None:
         self.tagged_bytes_min = tagged_bytes_min
         self.free_bytes = 1 << 40
+        self.stagings: weakref.WeakValueDictionary[int, NDArray[np.uint8]] = weakref.WeakValueDictionary()
+        """Memory for staging that is still in use, by number."""
+        self.staged = 0
         self.damages = False
         """Flip a bit in each copy between host and staging."""
         self.crossings = 0
@@ -126,6 +130,8 @@ class StandInCopies:
         if staging_bytes > self._devices.free_bytes:
             return None
         memory = np.full(staging_bytes, 0xDD, np.uint8)
+        self._devices.stagings[self._devices.staged] = memory
+        self._devices.staged += 1
         return StandInStaging(self._devices, device, memory, self._begun)
 
     def to_device(self, part: DevicePart, host: NDArray[np.uint8]) -> None:
@@ -194,6 +200,11 @@ class StandInStaging:
             self._begun.append(self._devices.begin(self._device, lambda: None))
             raise TransportError("tags can't be computed")
         return tags_of(self._memory, positions, lengths, seeds)
+
+    def readable(self) -> NDArray[np.uint8]:
+        if self._devices.fails:
+            raise TransportError("the device fell off the bus")
+        return self._memory
 
     def _take(self, at: int, part: DevicePart) -> None:
         self._memory[at : at + part.payload_bytes] = part.memory.reshape(-1)
