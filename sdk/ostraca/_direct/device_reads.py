@@ -169,11 +169,12 @@ class DeviceReads:
             memory, file = batch.memory.readable(), self._file(lane)
             for some in _runs(pieces):
                 offset = int(pieces.drive_offsets[some.start])
-                file.read(memory, int(pieces.memory_offsets[some.start]), _bytes_of(pieces, some), offset)
+                at, length = int(pieces.memory_offsets[some.start]), int(pieces.lengths[some].sum())
+                file.read(memory, at, length, offset)
                 self._has_read = True
                 batch.states[some] = GOOD
         except Exception as error:  # noqa: BLE001 (of a library: it may be anything)
-            cause = f"{type(error).__name__}: {error}"
+            cause = " ".join(f"{type(error).__name__}: {error}".split())
             if self._has_read:
                 return IoEnd(1, offset, 0), cause
             was_usable, self.is_usable = self.is_usable, False
@@ -194,7 +195,3 @@ def _runs(pieces: Pieces) -> Iterator[slice]:
     is_apart = (np.diff(pieces.drive_offsets) != lengths) | (np.diff(pieces.memory_offsets) != lengths)
     for first, last in pairwise([0, *(np.flatnonzero(is_apart) + 1).tolist(), len(pieces)]):
         yield slice(first, last)
-
-
-def _bytes_of(pieces: Pieces, some: slice) -> int:
-    return int(pieces.lengths[some].sum(dtype=np.int64))

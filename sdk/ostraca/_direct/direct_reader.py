@@ -209,10 +209,10 @@ class DirectReader:
         *memory* takes the blocks instead of the arena: a flat array that begins at a page, or device memory.
         The reader keeps it alive until its reads have ended, and not longer.
         """
-        on_host = self._memory if memory is None else memory
-        staged = None if isinstance(on_host, np.ndarray) else on_host
+        memory = self._memory if memory is None else memory
+        on_host, staged = (memory, None) if isinstance(memory, np.ndarray) else (_ELSEWHERE, memory)
         places = Pieces(
-            on_host if isinstance(on_host, np.ndarray) else _ELSEWHERE,
+            on_host,
             memory_offsets.astype(np.int64),
             offsets.astype(np.int64),
             lengths.astype(np.uint32),
@@ -223,7 +223,9 @@ class DirectReader:
         with self._changed:
             self._read_s = time.monotonic()
             for rows, pieces in wanted:
-                if not self._submit(request, self._drives[numbers[rows[0]]], rows, pieces, ended, staged):
+                drive, states = self._drives[numbers[rows[0]]], np.zeros(len(rows), np.uint8)
+                batch = _ReadBatch(request, drive, rows, pieces.lengths, states, ended)
+                if not self._submit(batch, pieces, staged):
                     refused.append(rows)
                     self.counters.blocks_failed += len(rows)
         if refused:
@@ -276,20 +278,12 @@ class DirectReader:
 
     # In a caller's thread, with the lock held.
 
-    def _submit(
-        self,
-        request: int,
-        drive: _ReaderDrive,
-        rows: Rows,
-        pieces: Pieces,
-        ended: Ended,
-        staged: DeviceMemory | None,
-    ) -> bool:
+    def _submit(self, batch: _ReadBatch, pieces: Pieces, staged: DeviceMemory | None) -> bool:
         """Submit a batch; False for a refused batch. *staged* takes the blocks instead of host memory."""
+        drive = batch.drive
         if self._is_closing or drive.suspended_until_s is not None:
             return False
         # Only the engine knows the memory: its owner may close it as soon as the end is reported.
-        batch = _ReadBatch(request, drive, rows, pieces.lengths, np.zeros(len(rows), np.uint8), ended)
         end = partial(self._end, batch)
         engine = self._engine
         assert engine is not None, "drives have an engine"
@@ -304,7 +298,7 @@ class DirectReader:
         if not drive.has_awaited:
             drive.heard_s = self._read_s
         drive.batches.add(batch)
-        self._requests.setdefault(request, _Request()).batches += 1
+        self._requests.setdefault(batch.request, _Request()).batches += 1
         if self._wakes_s > self._read_s + self._silent_s:
             self._wakes_s = -math.inf
             self._wake()
@@ -429,7 +423,8 @@ def _device_reads(wake: Callable[[], None]) -> DeviceReads | None:
     try:
         from ostraca._direct.kvikio_file import KvikioFile  # noqa: PLC0415 (needs kvikio)
     except Exception as error:  # noqa: BLE001 (of a library that loads others)
-        log.warning("No drive is read into GPU memory: kvikio can't be imported (%s)", error)
+        cause = " ".join(str(error).split())
+        log.warning("No drive is read into GPU memory: kvikio can't be imported (%s)", cause)
         return None
     return DeviceReads(KvikioFile, wake)
 

@@ -265,11 +265,11 @@ class CudaStaging:
     def readable(self) -> Any:  # noqa: ANN401 (a tensor)
         """Return the memory as a tensor, as the port defines.
 
-        The allocator may have given memory of earlier work of this stream.
+        The allocator gives memory of earlier work of this stream, so that work must end first. The event also
+        makes CUDA's context the thread's own, which libraries expect.
         """
-        torch = self._torch
-        torch.cuda.set_device(self._memory.device)
-        self._stream.synchronize()
+        self._torch.cuda.set_device(self._memory.device)
+        self._stream.record_event().synchronize()
         return self._memory
 
     @contextmanager

@@ -261,12 +261,11 @@ class DeviceBlocks:
                     good = check_tags(
                         memory, wave.offsets, wave.lengths, wave.seeds, tags[some], copy_pool=copy_pool
                     )
+                    self._deliver(wave, positions[some], good)
                 else:
                     for at, host in wave.runs():
                         staged.from_host(host, at)
-                    found = staged.tags(wave.positions, wave.lengths, wave.seeds)
-                    good = (found == tags[some]).all(axis=1)
-                self._deliver(wave, staged, positions[some], good)
+                    good = self._unpack(staged, wave.positions, wave.seeds, tags[some], positions[some])
                 verdicts[some] = verdicts_of(good)
         return verdicts
 
@@ -300,13 +299,10 @@ class DeviceBlocks:
         until_s: float,
     ) -> NDArray[np.uint8]:
         """Verify blocks at *places* in staging, and start copies of the good ones, as ``scatter``."""
-        lengths, verdicts = self.lengths[positions], no_verdicts(len(positions))
+        verdicts = no_verdicts(len(positions))
         with self._telling_lost_copies():
-            for some in slices_until(lengths, until_s):
-                found = staged.tags(places[some], lengths[some], seeds[some])
-                good = (found == tags[some]).all(axis=1)
-                blocks, at = positions[some][good], places[some][good]
-                staged.to_parts(self._staged_parts(blocks.tolist(), at.tolist()))
+            for some in slices_until(self.lengths[positions], until_s):
+                good = self._unpack(staged, places[some], seeds[some], tags[some], positions[some])
                 verdicts[some] = verdicts_of(good)
         return verdicts
 
@@ -331,15 +327,23 @@ class DeviceBlocks:
         for at, host in wave.runs():
             staged.to_host(at, host)
 
-    def _deliver(
-        self, wave: _Wave, staged: DeviceStaging | None, blocks: NDArray[np.int64], good: NDArray[np.bool_]
-    ) -> None:
-        """Start copies of good blocks to the caller's memory."""
-        rows = np.flatnonzero(good)
-        if staged is not None:
-            staged.to_parts(self._staged_parts(blocks[rows].tolist(), wave.positions[rows].tolist()))
-            return
-        for block, offset in zip(blocks[rows].tolist(), wave.offsets[rows].tolist(), strict=True):
+    def _unpack(
+        self,
+        staged: DeviceStaging,
+        places: NDArray[np.int64],
+        seeds: NDArray[np.uint64],
+        tags: NDArray[np.uint8],
+        blocks: NDArray[np.int64],
+    ) -> NDArray[np.bool_]:
+        """Tell which blocks in staging are good, and start their copies to the caller's memory."""
+        found = staged.tags(places, self.lengths[blocks], seeds)
+        good: NDArray[np.bool_] = (found == tags).all(axis=1)
+        staged.to_parts(self._staged_parts(blocks[good].tolist(), places[good].tolist()))
+        return good
+
+    def _deliver(self, wave: _Wave, blocks: NDArray[np.int64], good: NDArray[np.bool_]) -> None:
+        """Start copies of good blocks in slots to the caller's memory."""
+        for block, offset in zip(blocks[good].tolist(), wave.offsets[good].tolist(), strict=True):
             for part, host in self._slots(block, wave.memory, offset):
                 self._copies.to_device(part, host)
 

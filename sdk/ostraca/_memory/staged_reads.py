@@ -1,7 +1,7 @@
 """Reads of drives into staging memory of a device, from begin to the copy of good blocks.
 
 A request has a piece of staging memory, for whole pages of its blocks. The device computes the tags there.
-Whoever reads keeps the memory alive, so a late read lands in memory of nobody else.
+The reader keeps the memory alive, so a late read lands in memory of nobody else.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from tests.sdk.conftest import BLOCK_BYTES, LAYOUT, SETTINGS, SOON_S, hashes
 from tests.sdk.direct.drive_files import FABRIC, create_drive
@@ -478,3 +479,20 @@ def test_a_client_of_no_drives_never_looks_for_kvikio(
     with ostraca.connect(host.agent.address, settings=settings) as client:
         assert get(host, client).hits == BLOCKS
     assert not [each for each in caplog.messages if "kvikio" in each]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU that torch can use here")
+def test_a_drive_is_read_into_tensors_of_a_gpu(host: Host) -> None:
+    for library in ("triton", "kvikio"):
+        pytest.importorskip(library, reason="triton computes tags, and kvikio reads files (make test-gpu)")
+    host.offer({**RIGHT, 4: RIGHT[0]})
+    into = [torch.full((length_of(at),), UNTOUCHED, dtype=torch.uint8, device="cuda") for at in range(BLOCKS)]
+    with gpu_client(host) as client:
+        volume = volume_of(client)
+        found = volume.get(volume.chain(hashes(BLOCKS)), into=into, deadline_s=FAR_S)
+        assert found.hits == BLOCKS
+        assert [np.array_equal(a.cpu().numpy(), b) for a, b in zip(into, host.source, strict=True)] == [
+            True
+        ] * BLOCKS
+        assert (counters(client).blocks_read, counters(client).blocks_failed) == (BLOCKS - 1, 1)
+        assert landed(host, client) == [at == 4 for at in range(BLOCKS)]
