@@ -70,7 +70,7 @@ test-dynamo: $(READY_DYNAMO) ## Run Dynamo's router and vLLM workers on a CPU, i
 .PHONY: test-gpu
 test-gpu: $(READY_GPU) ## Run what needs a GPU, or its kernels in Triton's interpreter, in an environment of its own (1.8 GB)
 	@.venv-gpu/bin/python -m pytest tests/sdk/memory/test_gpu_tags.py tests/sdk/memory/test_gpu_blocks.py \
-	  tests/contract/devices $(PYTEST_ARGS)
+	  tests/sdk/direct/test_gpu_reads.py tests/contract/devices $(PYTEST_ARGS)
 	@.venv-gpu/bin/python -c 'import sys, torch; torch.cuda.is_available() or \
 	  sys.exit("torch finds no GPU here: the skipped tests never ran, and the kernels ran in an interpreter only")'
 
