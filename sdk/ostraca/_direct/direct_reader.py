@@ -167,7 +167,7 @@ class DirectReader:
         return self._device_reads is not None and self._device_reads.is_usable
 
     def tell_host_reads(self, cause: str) -> None:
-        """Log the *cause* of reads into host memory instead, once. For one thread."""
+        """Log the *cause* of reads into host memory instead, once. For the driver's thread."""
         if cause not in self._told:
             self._told.add(cause)
             log.warning("Drives are read into host memory, not into a GPU's: %s", cause)

@@ -19,7 +19,7 @@ class StagedReads:
     """Reads of one get. For the driver's thread."""
 
     def __init__(self, blocks: DeviceBlocks) -> None:
-        """Begin without a read, for *blocks* whose tags the device computes."""
+        """Begin without a read."""
         self._blocks = blocks
         self._staged: dict[int, DeviceStaging] = {}
         count = len(blocks.lengths)
@@ -33,7 +33,7 @@ class StagedReads:
         drives: NDArray[np.intp],
         offsets: NDArray[np.int64],
     ) -> tuple[DeviceStaging, NDArray[np.int64]] | None:
-        """Return memory for blocks *at* positions, and their places there; None without memory left.
+        """Return memory for blocks *at* positions, and their places there; None with an ``obstacle``.
 
         Adjacent blocks of a drive are adjacent in memory.
         """
@@ -46,6 +46,13 @@ class StagedReads:
         self._staged[request] = staged
         self._requests[at], self._places[at] = request, places
         return staged, places
+
+    @property
+    def obstacle(self) -> str:
+        """Cause of a ``begin`` without memory."""
+        if self._blocks.has_device_tags:
+            return "the device has no memory left"
+        return "the host computes tags of short blocks, and of blocks on several devices"
 
     def has(self, blocks: NDArray[np.int64]) -> bool:
         """Tell whether blocks to verify were read here; other blocks are verified apart."""

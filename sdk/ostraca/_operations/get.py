@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import FetchingPool, Sharing, verified_slices
 from ostraca._memory.device_blocks import COPY_FAILED, DeviceBlocks
-from ostraca._memory.host_blocks import CallerBlocks
 from ostraca._memory.regions import RegionBlocks
 from ostraca._memory.row_reads import RowReads
 from ostraca._memory.staged_reads import StagedReads
@@ -251,7 +250,10 @@ class GetIntoJob(GetJob[GetResult]):
         takes_reads = region is not None and region.memory.takes_reads and runtime.direct is not None
         self._row_reads = RowReads(region) if region is not None and takes_reads else None
         self._late_reads: list[LateRead] = []
-        self._staged = self._staged_reads(self._into)
+        reads_devices = runtime.direct is not None and runtime.direct.reads_devices
+        self._staged = (
+            StagedReads(self._into) if reads_devices and isinstance(self._into, DeviceBlocks) else None
+        )
 
     def result(self) -> GetResult:
         """Build the result."""
@@ -278,16 +280,6 @@ class GetIntoJob(GetJob[GetResult]):
                 reads.forget(at)
         return super()._get(request, at, slots, is_again=is_again)
 
-    def _staged_reads(self, into: CallerBlocks) -> StagedReads | None:
-        """Return the means of reading drives into staging memory; None if host memory takes the blocks."""
-        direct = self._runtime.direct
-        if direct is None or not direct.reads_devices or not isinstance(into, DeviceBlocks):
-            return None
-        if not into.has_device_tags:
-            direct.tell_host_reads("the host computes tags of short blocks, and of blocks on several devices")
-            return None
-        return StagedReads(into)
-
     def _take_reads(
         self,
         operation: BlockOperation,
@@ -302,7 +294,7 @@ class GetIntoJob(GetJob[GetResult]):
             staged = self._staged.begin(request, at, drives, offsets)
             if staged is not None:
                 return staged
-            direct.tell_host_reads("the device has no memory left")
+            direct.tell_host_reads(self._staged.obstacle)
         return super()._take_reads(operation, positions, drives, offsets)
 
     def _release_rows(self, region: RegionBlocks) -> None:

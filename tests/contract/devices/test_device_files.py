@@ -51,12 +51,15 @@ class DeviceFileContract:
     def seen(self, memory: Any) -> NDArray[np.uint8]:
         raise NotImplementedError
 
+    def prepare_thread(self) -> None:
+        """Prepare a thread for reads, as ``DeviceMemory.readable`` does."""
+
     def test_pages_land_at_their_places_and_nothing_beside_them(self, opened: Opener, tmp_path: Path) -> None:
         content = stored(tmp_path / "drive")
         memory, expected = self.made(10 * PAGE_BYTES), np.zeros(10 * PAGE_BYTES, np.uint8)
         file = opened(tmp_path / "drive")
         wanted = [(0, 3, 17), (4, 1, 63), (7, 2, 0)]
-        with ThreadPoolExecutor(3) as threads:
+        with ThreadPoolExecutor(3, initializer=self.prepare_thread) as threads:
             for ended in [
                 threads.submit(file.read, memory, at * PAGE_BYTES, count * PAGE_BYTES, first * PAGE_BYTES)
                 for at, count, first in wanted
@@ -81,10 +84,8 @@ class DeviceFileContract:
 
     def test_a_file_in_place_of_the_open_one_is_not_read(self, opened: Opener, tmp_path: Path) -> None:
         content = stored(tmp_path / "drive")
-        descriptor_of_old = tmp_path / "old"
-        (tmp_path / "drive").rename(descriptor_of_old)
-        descriptor = os.open(descriptor_of_old, os.O_RDONLY | os.O_DIRECT)
-        descriptor_of_old.unlink()
+        descriptor = os.open(tmp_path / "drive", os.O_RDONLY | os.O_DIRECT)
+        (tmp_path / "drive").unlink()
         (tmp_path / "drive").write_bytes(bytes(PAGES * PAGE_BYTES))
         file: DeviceFile = importlib.import_module("ostraca._direct.kvikio_file").KvikioFile(descriptor)
         memory = self.made(PAGE_BYTES)
@@ -139,7 +140,11 @@ class TestKvikio(DeviceFileContract):
     @pytest.fixture(autouse=True)
     def library(self) -> None:
         pytest.importorskip("kvikio", reason="kvikio reads files into GPU memory")
+        self.prepare_thread()
+
+    def prepare_thread(self) -> None:
         torch.cuda.set_device(0)
+        torch.cuda.current_stream().record_event().synchronize()
 
     def made(self, length: int) -> torch.Tensor:
         memory = torch.zeros(length, dtype=torch.uint8, device="cuda")

@@ -25,8 +25,8 @@ class StandInKvikio:
         self.open = 0
         self.reads: list[tuple[int, int]] = []
         """Offset and length of each read so far, in the order of their begin."""
-        self.error: Exception | None = None
-        """Raised by all reads."""
+        self.error = ""
+        """Message of all reads' errors; empty for none."""
         self.loses_bytes = 0
         """Bytes that each read leaves out at its end."""
         self.cached: list[bool] = []
@@ -69,8 +69,8 @@ class StandInCuFile:
         if size > buf.nbytes:
             raise ValueError("Size is greater than the size of the buffer")
         self._library.begin_read(self._descriptor, file_offset, size)
-        if self._library.error is not None:
-            raise self._library.error
+        if self._library.error:
+            raise RuntimeError(self._library.error)
         target, done = buf[dev_offset : dev_offset + size - self._library.loses_bytes], 0
         while done < len(target):
             count = os.preadv(self._descriptor, [target[done:].data], file_offset + done)
