@@ -14,6 +14,8 @@ import pytest
 from numpy.typing import NDArray
 from tests.scenarios.soak.traffic import LAYOUT as SOAK_LAYOUT
 from tests.scenarios.soak.traffic import Tally, Traffic
+from tests.sdk.direct.stand_in_kvikio import kvikio_installed
+from tests.sdk.memory.stand_in_devices import DeviceArray, StandInDevices
 from tests.support.fabric.fabric_host import (
     BLOCK_BYTES,
     MIB,
@@ -46,10 +48,12 @@ def plan_of(directory: Path) -> FabricPlan:
 
 
 @contextmanager
-def direct_client(host: FabricThread, drives: Path | None = None) -> Iterator[ostraca.Client]:
+def direct_client(
+    host: FabricThread, drives: Path | None = None, settings: ostraca.ClientSettings = SMALL
+) -> Iterator[ostraca.Client]:
     """Connect a client that reads drives itself: all of the fabric, or *drives*."""
     pattern = drives_beside(host.addresses) if drives is None else str(drives)
-    with host.connect(replace(SMALL, direct_drives=(pattern,))) as client:
+    with host.connect(replace(settings, direct_drives=(pattern,))) as client:
         yield client
 
 
@@ -60,12 +64,12 @@ def put(client: ostraca.Client, seed: int) -> None:
     assert set(found.states) == {PutState.COMMITTED}, found
 
 
-def get(client: ostraca.Client, *seeds: int) -> ostraca.GetResult:
+def get(client: ostraca.Client, *seeds: int, on_device: bool = False) -> ostraca.GetResult:
     """Get blocks of several puts, and check that hits are right and nothing else was touched."""
     volume = volume_of(client)
     chain = volume.chain([each for seed in seeds for each in hashes(BLOCKS, seed)], is_chained=False)
     into: NDArray[np.uint8] = empty(len(seeds) * BLOCKS)
-    found = volume.get(chain, into=into, deadline_s=DEADLINE_S)
+    found = volume.get(chain, into=DeviceArray(into) if on_device else into, deadline_s=DEADLINE_S)
     right = np.concatenate([content(BLOCKS, seed) for seed in seeds])
     is_hit = np.array(found.states) == HIT
     assert np.array_equal(into, np.where(is_hit[:, None], right, empty(len(into))))
@@ -104,7 +108,23 @@ def test_blocks_from_flash_and_blocks_of_the_cache_come_in_one_get(tmp_path: Pat
 @pytest.mark.slow
 @pytest.mark.parametrize("dram_bytes", [0, 4 * MIB])
 def test_a_worker_reads_only_right_bytes_while_blocks_are_evicted(tmp_path: Path, dram_bytes: int) -> None:
-    """A full fabric: each put evicts, and the space of evicted blocks is written again at once."""
+    check_while_evicted(tmp_path, dram_bytes)
+
+
+@pytest.mark.slow
+def test_a_worker_reads_only_right_bytes_into_a_device_while_blocks_are_evicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = StandInDevices(tagged_bytes_min=241)
+    monkeypatch.setattr("ostraca.client.CudaDevices", lambda *, gpu_tags: devices if gpu_tags else None)
+    with kvikio_installed(monkeypatch) as library:
+        check_while_evicted(tmp_path, 0, replace(SMALL, gpu_tags=True, gpu_reads=True))
+        assert len(library.reads) > BLOCKS
+        assert not devices.stagings
+
+
+def check_while_evicted(tmp_path: Path, dram_bytes: int, settings: ostraca.ClientSettings = SMALL) -> None:
+    """Read in a full fabric: each put evicts, and the space of evicted blocks is written again at once."""
     plan = replace(plan_of(tmp_path), drives=1, capacity_bytes=(3 * 64 + 1) * MIB, dram_bytes=dram_bytes)
     first, rounds = 1000, 2 * plan.capacity_bytes // (BLOCKS * BLOCK_BYTES)
     put_until, is_over = [first], threading.Event()
@@ -118,7 +138,7 @@ def test_a_worker_reads_only_right_bytes_while_blocks_are_evicted(tmp_path: Path
         finally:
             is_over.set()
 
-    with FabricThread(plan) as host, direct_client(host) as client:
+    with FabricThread(plan) as host, direct_client(host, settings=settings) as client:
         writing = threading.Thread(target=write, args=(host,))
         writing.start()
         dice, hits, misses = np.random.default_rng(1), 0, 0
@@ -127,7 +147,7 @@ def test_a_worker_reads_only_right_bytes_while_blocks_are_evicted(tmp_path: Path
             newest = put_until[0]
             for seed in {newest - 1, newest - int(dice.integers(1, 26)), newest - 22}:
                 if seed >= first:
-                    found = get(client, seed)
+                    found = get(client, seed, on_device=settings.gpu_reads)
                     hits += found.hits
                     misses += BLOCKS - found.hits
         writing.join()
