@@ -14,7 +14,7 @@ from ostraca_fabric import native
 FOLDER = Path(native.__file__).parent
 LIBRARY = FOLDER / native.FILE_NAME
 
-KNOWN = (12, "72c5d97ba2f5b8dd")
+KNOWN = (13, "a4caf240037d44dc")
 """The interface's number, and what its functions and structures looked like under it."""
 
 
