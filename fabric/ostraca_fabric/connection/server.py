@@ -118,6 +118,9 @@ class ServerConnection(FramedConnection):
         self._server = server
         self._phase = _Phase.NEW
         self._peer_uid: int | None = None
+        self.peer_process = 0
+        """Process of the peer on this host, according to the kernel; 0 if unknown."""
+
         self._secured: PeerCertificate | None = None
         self._under_way: dict[int, asyncio.Future[None]] = {}
         self._late: asyncio.TimerHandle | None = None
@@ -130,11 +133,6 @@ class ServerConnection(FramedConnection):
             role = self.hello.role if self.hello.role in ROLES else "someone"
             who = f"{role} {shown(self.hello.name)}"
         return who if self._peer_uid is None else f"{who} (user {self._peer_uid})"
-
-    @property
-    def peer_process(self) -> int:
-        """Process of the peer on this host, according to the kernel; 0 if unknown."""
-        return 0 if self._transport is None else peer_process(self._transport)
 
     @property
     def inflight(self) -> int:
@@ -182,6 +180,7 @@ class ServerConnection(FramedConnection):
         if not self.is_open:
             return
         self._peer_uid = peer_uid(transport)
+        self.peer_process = peer_process(transport)
         self._secured = secured(transport)
         if not self._server.admit(self):
             self.abort()

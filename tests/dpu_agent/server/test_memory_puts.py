@@ -13,7 +13,7 @@ from tests.dpu_agent.server.test_sessions import PUT, Wire, hello, u64, wired
 from tests.support.agent import assembly
 from tests.support.agent.assembly import BLOCK_BYTES, SLOT_BYTES, TENANT, assembled, content_of, until
 
-from ostraca_fabric.connection import ClientConnection, ServerConnection, connect
+from ostraca_fabric.connection import ClientConnection, connect, server
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.runtime.process_memory import MemoryProof
 from ostraca_fabric.tables.digests import tag_seeds, tags_of
@@ -121,7 +121,7 @@ async def test_a_process_that_the_kernel_does_not_name_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for a worker in a process namespace that the agent does not see."""
-    monkeypatch.setattr(ServerConnection, "peer_process", 0)
+    monkeypatch.setattr(server, "peer_process", lambda _: 0)
     async with wired(tmp_path) as wire:
         connection = await opened(wire, offering())
         assert not connection.welcome.reads_worker

@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import errno
 import logging
+import os
 import socket
 import struct
 from collections.abc import AsyncIterator
@@ -23,6 +24,7 @@ from tests.fabric.connection.peers import (
     Answering,
     Dial,
     open_volume,
+    until,
 )
 
 from ostraca_fabric.connection import ClientConnection, Server, ServerConnection, connect, serve
@@ -436,6 +438,27 @@ async def test_who_is_being_let_in_while_the_rules_change_is_put_out_too() -> No
     handler.release.set()  # too late
     with pytest.raises(AuthenticationError, match="credentials revoked"):
         await asyncio.wait_for(opening, 5)
+    assert await server.close()
+
+
+async def test_the_process_of_a_worker_that_has_hung_up_meanwhile_is_known(tmp_path: Path) -> None:
+    seen: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    class Naming(Answering):
+        async def on_open(self, connection: ServerConnection, hello: Hello, peer_uid: int | None) -> None:
+            self.began.set()
+            await self.release.wait()
+            seen.set_result(connection.peer_process)
+
+    handler = Naming()
+    server = await serve(f"unix://{tmp_path}/s", handler, HANDSHAKE, SETTINGS)
+    opening = asyncio.create_task(connect(server.address, hello_for(WORKER, "red", "test", TOKEN)))
+    await asyncio.wait_for(handler.began.wait(), 10)
+    opening.cancel()
+    await asyncio.wait([opening])
+    await until(lambda: not server.connections)
+    handler.release.set()
+    assert await asyncio.wait_for(seen, 10) == os.getpid()
     assert await server.close()
 
 
