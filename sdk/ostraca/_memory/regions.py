@@ -7,8 +7,10 @@ copied from and to the arena, as all memory of callers.
 **Rows that are no HITs.** A get verifies blocks in their rows. So the content of all other rows of the get is
 undefined afterwards.
 
-**Ends.** After an operation's end, no byte lands in its rows, and none is read from there. A row belongs to
-one get at a time, or to any number of puts: the claims say so. A region ends when no operation claims a row.
+**Ends.** After an operation's end, no byte lands in its rows, and this process reads none there. An agent of
+this host may still copy rows of a put into its own memory, where changed bytes fail their tags. A row belongs
+to one get at a time, or to any number of puts: the claims say so. A region ends when no operation claims a
+row.
 
 **Withheld rows** are the exception, by consent of the caller: a drive may still write there after the end of
 the get. Their claims end with the reads (``ostraca._memory.row_reads``).
