@@ -53,7 +53,7 @@ from ostraca_fabric.runtime.version import VERSION
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import EventRing
 from ostraca_fabric.telemetry.status import AgentCounters, AgentStatus, OverridesStatus, Unhit
-from ostraca_fabric.wire.handshake import DIRECT, LEAVING, MEMORY, PLACING, Access, AgentHandshake
+from ostraca_fabric.wire.handshake import DIRECT, LEAVING, MEMORY, PLACING, REGIONS, Access, AgentHandshake
 from ostraca_fabric.wire.messages import AgentMemory, ConnectionLimits
 
 log = logging.getLogger(__name__)
@@ -231,7 +231,7 @@ class Agent:
             agent=self.id,
             start_id=self.start_id,
             access=self._access,
-            features=(PLACING, LEAVING, DIRECT, MEMORY),
+            features=(PLACING, LEAVING, DIRECT, MEMORY, REGIONS),
             limits=ConnectionLimits(requests.frame_bytes_max, requests.blocks_max, requests.inflight_max),
             transports=tuple(self._transports),
             memory=AgentMemory(memory.address, memory.size_bytes, self._proof.address, self._proof.content),

@@ -121,6 +121,7 @@ class GetRun(TransferRun[Get]):
     ) -> None:
         """Parse the request. Raises as ``TransferRun``."""
         super().__init__(context, worker, volume, request, deadline, late=BlockState.LATE)
+        self._in_regions = self._is_in_regions()
         self._in_memory: deque[StagedWave | CachedWave] = deque()
         """Parts of staged and cached blocks that no lane has started."""
         self._is_gone = np.zeros(len(self._blocks), np.bool_)
@@ -563,13 +564,14 @@ class GetRun(TransferRun[Get]):
             await until_done(stream.ended)
 
     def _stream(self, part: MovedPart, lease: StagingLease, states: NDArray[np.uint8] | None) -> WaveStream:
-        """Begin to move the slots of a lease into the arena; with *states*, as blocks become GOOD."""
+        """Begin to move the slots of a lease to the worker; with *states*, as blocks become GOOD."""
         blocks = Wave(
             staging=lease.offsets,
             arena=self._slots[part.positions],
             lengths=self._blocks.lengths[part.positions],
             staging_slot_bytes=lease.slot_bytes,
             arena_slot_bytes=self._request.slot_bytes,
+            in_regions=self._in_regions,
         )
         stream = self._arena.stream(
             blocks,

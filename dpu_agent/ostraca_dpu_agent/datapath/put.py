@@ -109,9 +109,7 @@ class PutRun(TransferRun[Put]):
         self._ack = _ack(request.ack)
         self._tags = codec.rows16(request.tags, len(self._blocks))
         self._memory = worker.memory if request.addresses else None
-        if request.addresses and self._memory is None:
-            raise UsageError("addresses in a memory that this agent does not read: name slots alone")
-        self._addresses = codec.u64(request.addresses, len(self._blocks) if request.addresses else 0)
+        self._in_regions = self._memory is None and self._is_in_regions()
         self._space = Space(
             context.owners,
             context.commits,
@@ -375,11 +373,13 @@ class PutRun(TransferRun[Put]):
     def _fetch(
         self, group: MovedGroup, lease: StagingLease, check: TagCheck
     ) -> tuple[BlockStream, asyncio.Future[None]]:
-        """Start fetching a group from the worker's memory or from the arena.
+        """Start fetching a group from the worker's memory, or by its transport.
 
         The future is done after the last check.
         """
-        stream, checked = self._fetch_from_memory(group, check) or self._fetch_from_arena(group, lease, check)
+        stream, checked = self._fetch_from_memory(group, check) or self._fetch_by_transport(
+            group, lease, check
+        )
         self._leases.add(lease)
         self._moving[stream] = group
         stream.ended.add_done_callback(lambda _: self._leases.discard(lease))
@@ -390,10 +390,10 @@ class PutRun(TransferRun[Put]):
     ) -> tuple[BlockStream, asyncio.Future[None]] | None:
         if self._memory is None:
             return None
-        stream = self._memory.fetch(check, self._addresses[group.positions])
+        stream = self._memory.fetch(check, self._slots[group.positions].astype(np.uint64))
         return stream, stream.ended
 
-    def _fetch_from_arena(
+    def _fetch_by_transport(
         self, group: MovedGroup, lease: StagingLease, check: TagCheck
     ) -> tuple[BlockStream, asyncio.Future[None]]:
         arrivals = Arrivals(check, self._context.checkers)
@@ -403,6 +403,7 @@ class PutRun(TransferRun[Put]):
             lengths=check.lengths,
             staging_slot_bytes=lease.slot_bytes,
             arena_slot_bytes=self._request.slot_bytes,
+            in_regions=self._in_regions,
         )
         per_wave = self._context.blocks_per_wave(self._slot_bytes)
         stream = self._arena.fetch(blocks, per_wave=per_wave, arrived=arrivals.arrive)

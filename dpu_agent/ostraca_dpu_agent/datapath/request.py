@@ -31,6 +31,7 @@ from ostraca_dpu_agent.datapath.staging.staged import StagedBlocks
 from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_dpu_agent.volumes import ServedVolume
+from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.direct_reads import DirectReadPermission
 from ostraca_fabric.model.extent import rounded_up
@@ -96,6 +97,10 @@ class WorkerConnection(Holder, Protocol):
     @property
     def memory(self) -> ReadableMemory | None:
         """The worker's memory, where this agent reads it."""
+
+    @property
+    def has_regions(self) -> bool:
+        """Whether requests may name addresses in regions of the worker, for the transport of the arena."""
 
     def stopped(self, request: int) -> asyncio.Future[None]:
         """Return the future that is done when the worker cancels this request."""
@@ -473,7 +478,7 @@ class RequestContext:
 
 
 class TransferRun(Generic[_TransferRequest]):
-    """Common part of a get and a put: blocks, slots of the arena, transfers and outcomes."""
+    """Common part of a get and a put: blocks, their places at the worker, transfers and outcomes."""
 
     def __init__(
         self,
@@ -500,11 +505,19 @@ class TransferRun(Generic[_TransferRequest]):
         count, longest_bytes = len(self._blocks), self._blocks.longest_bytes
         if count:
             volume.check_sizes(self._blocks.shortest_bytes, longest_bytes, request.slot_bytes)
-        self._slots = codec.u64(request.slots, count).astype(np.int64)
+        self._slots = codec.u64(request.addresses or request.slots, count).astype(np.int64)
+        """Offsets in the worker's arena, or addresses in its memory."""
+
         self._slot_bytes = rounded_up(longest_bytes)
         self._outcomes = Outcomes.filled(count, late, Reason.DEADLINE)
         self._leases: set[StagingLease] = set()
         """Leases to quarantine if the request ends before their transfers."""
+
+    def _is_in_regions(self) -> bool:
+        """Return whether the blocks lie in regions. Raises UsageError without regions."""
+        if self._request.addresses and not self._worker.has_regions:
+            raise UsageError("addresses in memory that this agent does not reach: name slots alone")
+        return bool(self._request.addresses)
 
     def _quarantine(self) -> None:
         """Quarantine the memory of unfinished transfers."""

@@ -36,6 +36,7 @@ from ostraca_fabric.runtime.tasks import begun
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.telemetry.requests import label_of, labelled, worker_name
 from ostraca_fabric.telemetry.status import AgentStatus
+from ostraca_fabric.wire.handshake import REGIONS
 from ostraca_fabric.wire.messages import (
     AgentAnswer,
     AgentRequest,
@@ -67,6 +68,7 @@ from ostraca_fabric.wire.messages import (
     PrefetchDone,
     PrefetchFor,
     Put,
+    RegionsOffer,
     Reserve,
     Resolve,
     RingProgressQuery,
@@ -122,6 +124,10 @@ class TrackedArena:
         self._track(stream.ended)
         return stream
 
+    def offer_regions(self, metadata: bytes) -> None:
+        """Let later blocks lie in regions, as specified by the port."""
+        self._arena.offer_regions(metadata)
+
     def close(self) -> None:
         """Close as specified by the port."""
         self._arena.close()
@@ -152,6 +158,9 @@ class WorkerSession:
         self.client = hello.client
         self.memory = memory
         """Reader of the worker's memory; None where this agent does not read it."""
+
+        self.has_regions = False
+        """Whether the worker has offered regions to the arena's transport."""
 
         self._direct_drives: Mapping[DriveId, int] = {}
         self._reads_memory = False
@@ -190,6 +199,12 @@ class WorkerSession:
     def reads_memory(self) -> bool:
         """Whether the worker copies blocks out of the agent's memory itself."""
         return self._reads_memory
+
+    def offer_regions(self, metadata: bytes) -> None:
+        """Let blocks of later requests lie in regions of the worker."""
+        if self._arena is not None and REGIONS in self._connection.welcome.features:
+            self._arena.offer_regions(metadata)
+            self.has_regions = True
 
     def expect_reads(self, request: int, *, within_s: float, ended: ReadsEnded) -> None:
         """Call *ended* as soon as the worker's report on ``GetExtents`` ends the reads of a request.
@@ -378,6 +393,8 @@ class RequestDispatcher:
             case DirectDrives():
                 fabric = self._data_path.context.routes().map.fabric
                 self._sessions[connection].read_directly(notice, fabric)
+            case RegionsOffer(metadata=metadata):
+                self._sessions[connection].offer_regions(metadata)
             case ExtentsRead() as report:
                 self._sessions[connection].end_reads(report.request, report)
             case Cancel(request=request):

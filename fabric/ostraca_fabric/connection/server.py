@@ -58,6 +58,7 @@ from ostraca_fabric.wire.messages import (
     Ping,
     Pong,
     Refused,
+    RegionsOffer,
     Release,
     Request,
     SessionEnded,
@@ -268,6 +269,7 @@ class ServerConnection(FramedConnection):
                 | SessionEnded()
                 | EndSession()
                 | DirectDrives()
+                | RegionsOffer()
                 | ExtentsRead()
                 | Cancel()
             ):

@@ -20,6 +20,7 @@ import importlib.util
 import os
 import secrets
 import threading
+from collections import deque
 from enum import Enum, auto
 from typing import Any, NewType
 
@@ -27,7 +28,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ostraca_fabric.errors import NotInstalledError, TransportError, shown
+from ostraca_fabric.errors import ClosedError, NotInstalledError, TransportError, shown
 from ostraca_fabric.nixl.room import check_room, rdma_devices
 
 PACKAGES = ("nixl_cu12", "nixl_cu13", "nixl")
@@ -159,8 +160,36 @@ class RegisteredMemory:
     def __init__(self, name: str, address: int, size_bytes: int) -> None:
         self._agent: NixlAgent | None = NixlAgent(name)
         self._registration = self._agent.register(address, size_bytes)
+        self._extensions: dict[tuple[int, int], Registration] = {}
+        self._leaving: deque[tuple[int, int]] = deque()
         self.metadata = sealed(self._agent.metadata())
+        """For peers that reach the first memory alone."""
+
         self._lock = threading.Lock()
+
+    def extend(self, address: int, size_bytes: int) -> bytes:
+        """Register further memory; return metadata for peers that know ``metadata``.
+
+        Blocks while NIXL registers the memory. Raises TransportError, and ClosedError after ``close``.
+        """
+        with self._lock:
+            if self._agent is None:
+                raise ClosedError("the NIXL agent is closed")
+            self._deregister_leaving(self._agent)
+            self._extensions[address, size_bytes] = self._agent.register(address, size_bytes)
+            return sealed(self._agent.metadata())
+
+    def shrink(self, address: int, size_bytes: int) -> None:
+        """Deregister memory of an ``extend`` begun before, in a later call. Never blocks."""
+        self._leaving.append((address, size_bytes))
+
+    def _deregister_leaving(self, agent: NixlAgent) -> None:
+        for _ in range(len(self._leaving)):
+            place = self._leaving.popleft()
+            if place in self._extensions:
+                agent.deregister(self._extensions.pop(place))
+            else:  # not registered yet
+                self._leaving.append(place)
 
     def progress(self) -> None:
         """Let the transport make progress, from any thread.
@@ -171,6 +200,8 @@ class RegisteredMemory:
             try:
                 if self._agent is not None:
                     self._agent.progress()
+                    if self._leaving:
+                        self._deregister_leaving(self._agent)
             finally:
                 self._lock.release()
 
@@ -179,7 +210,8 @@ class RegisteredMemory:
         with self._lock:
             agent, self._agent = self._agent, None
             if agent is not None:
-                agent.deregister(self._registration)
+                for registration in (self._registration, *self._extensions.values()):
+                    agent.deregister(registration)
 
 
 class NixlAgent:

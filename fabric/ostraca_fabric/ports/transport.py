@@ -174,6 +174,12 @@ class RemoteArena(Protocol):
         in any thread. All calls come before the stream has ended.
         """
 
+    def offer_regions(self, metadata: bytes) -> None:
+        """Let later blocks lie in regions of the worker, as *metadata* of its transport says.
+
+        Nothing is known of the outcome: blocks out of reach end as FAILED.
+        """
+
     def close(self) -> None:
         """Start no more transfers; those under way settle in their own time."""
 
@@ -201,6 +207,16 @@ class Transport(Protocol):
         """
 
 
+class RegionPlace(Protocol):
+    """Memory of a worker beside the arena, known by identity."""
+
+    address: int
+    size_bytes: int
+
+    def when_ended(self, act: Callable[[], object]) -> None:
+        """Call *act* at the end of the region, in any thread. It must neither block nor know the region."""
+
+
 class ArenaEnd(Protocol):
     """Worker's end: offers the arena, and makes progress while agents move bytes."""
 
@@ -208,6 +224,13 @@ class ArenaEnd(Protocol):
 
     def offer(self) -> ArenaOffer:
         """Return the offer for the handshake. Requires ``has_offer``."""
+
+    def offer_region(self, region: RegionPlace) -> bytes | None:
+        """Return the metadata of a ``RegionsOffer`` for the peers of ``offer``, with *region*.
+
+        None while that is not known: the first call may begin a long registration. None forever where peers
+        do not reach regions. The offer ends with the region. For one thread.
+        """
 
     @property
     def has_offer(self) -> bool:

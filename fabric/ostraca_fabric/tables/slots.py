@@ -180,7 +180,7 @@ class Wave:
 
     ``staging`` and ``arena`` are offsets (int64, shape (n,)) of slots in the agent's staging memory and in
     the worker's arena. ``lengths`` (uint32, shape (n,)) has the bytes of each block. The two sizes are the
-    slot sizes of the two sides.
+    slot sizes of the two sides. With ``in_regions``, ``arena`` has addresses in the worker's regions instead.
     """
 
     staging: NDArray[np.int64]
@@ -188,6 +188,7 @@ class Wave:
     lengths: NDArray[np.uint32]
     staging_slot_bytes: int
     arena_slot_bytes: int
+    in_regions: bool = False
 
     def some(self, rows: NDArray[np.intp]) -> Wave:
         """Return a part of the wave."""

@@ -64,6 +64,9 @@ DIRECT = "direct"
 MEMORY = "memory"
 """Feature of workers that read the agent's memory, and of agents that say where blocks lie there."""
 
+REGIONS = "regions"
+"""Feature of workers whose requests may name addresses in offered regions, and of agents that reach these."""
+
 ROOT_UID = 0
 OVERFLOW_UID = 65534
 """Linux reports this id for any user of another user namespace, so no user is identified."""

@@ -222,6 +222,9 @@ class Get(RequestMessage, frozen=True, tag=14):
     is_again: bool = False
     """Whether the worker has failed to read these blocks itself: the agent must deliver them."""
 
+    addresses: bytes = b""
+    """u64 per block: addresses in offered regions of the worker to write to instead of the slots."""
+
 
 class GetProgress(RequestMessage, frozen=True, tag=15):
     """Notice of landed blocks, ready for verification; more may follow.
@@ -271,7 +274,8 @@ class Put(RequestMessage, frozen=True, tag=17):
     """Time after which the blocks are not worth reinsertion at their segment's eviction; 0 if unknown."""
 
     addresses: bytes = b""
-    """u64 per block: addresses in the worker's memory to read instead of the slots, if ``reads_worker``."""
+    """u64 per block: addresses to read instead of the slots, anywhere in the worker's memory with
+    ``reads_worker``, else in offered regions."""
 
 
 class PutDone(BlocksAnswer, frozen=True, tag=18):
@@ -397,6 +401,15 @@ class DirectDrives(Message, frozen=True, tag=34):
     drives: Annotated[tuple[AnnouncedDrive, ...], msgspec.Meta(max_length=DRIVES_MAX)]
     reads_memory: bool = False
     """Whether the worker copies blocks out of the agent's memory."""
+
+
+class RegionsOffer(Message, frozen=True, tag=37):
+    """Notice of further memory opened by the worker to the agent, in addresses of requests. Not answered.
+
+    Sent to agents with the feature ``regions``. ``metadata``: as in ``ArenaOffer``, with the regions.
+    """
+
+    metadata: bytes
 
 
 class GetExtents(RequestMessage, frozen=True, tag=35):
@@ -767,7 +780,7 @@ class PlacementAnswer(RequestMessage, frozen=True, tag=57):
 
 
 WorkerRequest = OpenVolume | Lookup | Get | Put | Prefetch | SettlePast | Ping | StatusRequest | Explain
-WorkerNotice = EndSession | DirectDrives | ExtentsRead | Cancel
+WorkerNotice = EndSession | DirectDrives | RegionsOffer | ExtentsRead | Cancel
 AgentAnswer = (
     VolumeOpened
     | LookupDone

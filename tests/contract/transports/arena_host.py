@@ -16,11 +16,13 @@ import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ostraca._memory.inline_arena import InlineArenaEnd
 from ostraca._memory.nixl_arena import NixlArenaEnd
+from ostraca._memory.regions import RegionMemory
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.runtime.memory import HugeMemory
 from ostraca_fabric.tables.slots import SlotPool
@@ -68,6 +70,18 @@ class ArenaHost:
         """Make ready what takes over when the end is renewed. That changes nothing that is offered."""
         assert await asyncio.to_thread(self._ask, ("prepare", 0, None)) == self.offer
 
+    async def offer_region(self, content: bytes) -> tuple[bytes, int]:
+        """Register memory with this content as a region; return the metadata, and the address."""
+        found = await asyncio.to_thread(self._ask, ("region", 0, content))
+        assert isinstance(found, tuple)
+        return found
+
+    async def peek_region(self, number: int) -> bytes:
+        """Return the content of a region, by its order."""
+        found = await asyncio.to_thread(self._ask, ("region content", number, 0))
+        assert isinstance(found, bytes)
+        return found
+
     def pause(self) -> None:
         """Stop it: no thread of it runs when this returns."""
         assert self.process.pid is not None
@@ -113,7 +127,7 @@ def _host(kind: str, address: str, arena_bytes: int, chunk_bytes: int, pipe: Con
         listening.listen()
         threading.Thread(target=_accept, args=(listening, end), daemon=True).start()
     pipe.send(end.offer())
-    is_still = False
+    host, is_still = _Host(memory, end), False
     while True:
         while not pipe.poll(PROGRESS_S):
             if not is_still:
@@ -121,19 +135,43 @@ def _host(kind: str, address: str, arena_bytes: int, chunk_bytes: int, pipe: Con
         request, offset, argument = pipe.recv()
         if request == "stop":
             break
-        answer: object = None
-        if request == "peek":
-            answer = bytes(memory.view[offset : offset + argument])
-        elif request == "still":
+        if request == "still":
             is_still = argument
-        elif request in ("prepare", "renew"):
-            (end.prepare_renewal if request == "prepare" else end.renew)()
-            answer = end.offer()
-        else:
-            memory.view[offset : offset + len(argument)] = argument
-        pipe.send(answer)
+        pipe.send(host.obey(request, offset, argument))
     end.close()
     memory.close()
+
+
+class _Host:
+    def __init__(self, memory: HugeMemory, end: NixlArenaEnd | InlineArenaEnd) -> None:
+        self._memory = memory
+        self._end = end
+        self._regions: list[RegionMemory] = []
+
+    def obey(self, request: str, offset: int, argument: Any) -> object:
+        match request:
+            case "peek":
+                return bytes(self._memory.view[offset : offset + argument])
+            case "fill":
+                self._memory.view[offset : offset + len(argument)] = argument
+            case "prepare":
+                self._end.prepare_renewal()
+                return self._end.offer()
+            case "renew":
+                self._end.renew()
+                return self._end.offer()
+            case "region":
+                return self._offered(bytearray(argument))
+            case "region content":
+                return self._regions[offset].array.tobytes()
+        return None
+
+    def _offered(self, content: bytearray) -> tuple[bytes, int]:
+        region = RegionMemory(np.frombuffer(content, np.uint8), 1, may_withhold=True)
+        self._regions.append(region)
+        while (metadata := self._end.offer_region(region)) is None:
+            time.sleep(PROGRESS_S)
+        return metadata, region.address
 
 
 def _accept(listening: socket.socket, end: InlineArenaEnd) -> None:

@@ -331,7 +331,7 @@ async def test_addresses_in_a_memory_that_is_not_read_are_refused() -> None:
             wrong = msgspec.structs.replace(message, addresses=addresses)
             with pytest.raises(MalformedError):
                 await fabric.data_path.put(worker, fabric.volume, wrong)
-        with pytest.raises(UsageError, match="does not read: name slots alone"):
+        with pytest.raises(UsageError, match="does not reach: name slots alone"):
             await fabric.data_path.put(fabric.worker(), fabric.volume, message)
         await fabric.at_rest()
 

@@ -180,6 +180,9 @@ class MemoryArena(SubmittedStreams):
     def __init__(self, staging: memoryview, arena_bytes: int = 8 * MIB) -> None:
         self._staging = staging
         self.bytes = bytearray(arena_bytes)
+        self.regions = bytearray()
+        """Memory at the addresses from 0 on."""
+
         self.is_held = False
         self.tells = False
         self.fails = False
@@ -226,17 +229,18 @@ class MemoryArena(SubmittedStreams):
             act()
 
     def _move(self, direction: Direction, wave: Wave) -> TransferEnd:
-        if self.fails or not wave.fits(staging_bytes=len(self._staging), arena_bytes=len(self.bytes)):
+        there = self.regions if wave.in_regions else self.bytes
+        if self.fails or not wave.fits(staging_bytes=len(self._staging), arena_bytes=len(there)):
             return TransferEnd.FAILED
-        arena = memoryview(self.bytes)
+        arena = memoryview(there)
         for staging, slot, length in zip(
             wave.staging.tolist(), wave.arena.tolist(), wave.lengths.tolist(), strict=True
         ):
-            here, there = arena[slot : slot + length], self._staging[staging : staging + length]
+            theirs, ours = arena[slot : slot + length], self._staging[staging : staging + length]
             if direction is Direction.TO_WORKER:
-                here[:] = there
+                theirs[:] = ours
             else:
-                there[:] = here
+                ours[:] = theirs
         return TransferEnd.DONE
 
 
@@ -250,6 +254,7 @@ class MemoryWorker:
     direct_drives: dict[DriveId, int] = field(default_factory=dict)
     reads_memory: bool = False
     memory: ReadableMemory | None = None
+    has_regions: bool = False
     reads: dict[int, ReadsEnded] = field(default_factory=dict)
     _stops: dict[int, asyncio.Future[None]] = field(default_factory=dict)
 

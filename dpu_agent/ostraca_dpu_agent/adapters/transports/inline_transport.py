@@ -55,7 +55,7 @@ class InlinePeer(SubmittedStreams):
         """
         future: asyncio.Future[TransferEnd] = asyncio.get_running_loop().create_future()
         fits = wave.fits(staging_bytes=self._staging.nbytes, arena_bytes=self._arena_bytes)
-        if self._is_closed or not fits:
+        if self._is_closed or wave.in_regions or not fits:
             future.set_result(TransferEnd.FAILED)
             return future
         self._transfers += 1

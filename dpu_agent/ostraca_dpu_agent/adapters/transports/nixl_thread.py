@@ -16,8 +16,8 @@ quarantine.
 
 Slots of equal length are selected from a list prepared once for this length and slot size. The list has a
 row per chunk. Any slot size is thus numbered as in ``ostraca_fabric.tables.slots``, even without
-dividing the chunk. Other streams (mixed lengths, offsets off the grid) are listed piece by piece, at an
-extra cost of 0.05 µs per block.
+dividing the chunk. Other streams (mixed lengths, offsets off the grid, regions) are listed piece by piece, at
+an extra cost of 0.05 µs per block.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.errors import TransportError
-from ostraca_fabric.nixl.runtime import NixlAgent, Prepared, Transfer, TransferState
+from ostraca_fabric.nixl.runtime import NixlAgent, Prepared, Transfer, TransferState, unsealed
 from ostraca_fabric.ports.transport import BulkChannel, Direction, TransferEnd, WaveNews
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.slots import Wave, WaveQueue, slot_numbers
@@ -217,10 +217,15 @@ make.
 """
 
 
+ADDRESSES = 1 << 63
+"""Bound of the addresses of a process."""
+
+
 class NixlSlots:
     """Memory at *address* of *remote* (a worker's arena), or of this agent if *remote* is empty.
 
-    Use on the thread that owns the agent.
+    Without chunks (0 bytes), the memory has no slots, and pieces lie anywhere. Use on the thread that owns
+    the agent.
     """
 
     def __init__(
@@ -235,6 +240,8 @@ class NixlSlots:
 
     def numbers(self, offsets: NDArray[np.int64], slot_bytes: int) -> NDArray[np.int32] | None:
         """Return the numbers of slots for a list of ``prepared``; None if a slot is off the grid."""
+        if not self.chunk_bytes:
+            return None
         numbers, is_grid = slot_numbers(offsets, chunk_bytes=self.chunk_bytes, slot_bytes=slot_bytes)
         return numbers if is_grid else None
 
@@ -492,6 +499,9 @@ class NixlPeer:
         """Move waves between *own* memory and *arena*. *forget* is called on *thread* for an idle remote."""
         self.remote = remote
         self.arena = arena
+        self._regions = NixlSlots(
+            thread.agent, address=0, size_bytes=ADDRESSES, chunk_bytes=0, remote=remote.name
+        )
         self._thread = thread
         self._own = own
         self._channel = channel
@@ -555,7 +565,8 @@ class NixlPeer:
         return future, partial(self.begin, self._moves(direction, own, wave), rows, settled, spin_s=spin_s)
 
     def _moves(self, direction: Direction, own: NixlSlots, blocks: Wave) -> NixlMoves:
-        return NixlMoves(self._thread.agent, direction, own, self.arena, blocks)
+        arena = self._regions if blocks.in_regions else self.arena
+        return NixlMoves(self._thread.agent, direction, own, arena, blocks)
 
     def begin(
         self,
@@ -590,6 +601,19 @@ class NixlPeer:
             return True
         return self._thread.post(transfer, ended, spin_s=spin_s)
 
+    def offer_regions(self, metadata: bytes) -> None:
+        """Let later blocks lie in regions, as the port specifies; NIXL refuses addresses outside of them."""
+        if not self._is_closed:
+            self._thread.submit(partial(self._add_regions, metadata))
+
+    def _add_regions(self, metadata: bytes) -> None:
+        try:
+            is_known = self._thread.agent.add_remote(unsealed(metadata)) == self.remote.name
+        except TransportError:
+            is_known = False
+        if not is_known:
+            soon(self._loop, self.break_off)
+
     def break_off(self) -> None:
         """Close the control connection: transfers with this worker no longer work."""
         self._channel.break_off("a transfer failed, so the worker's memory is no longer reachable: reconnect")
@@ -606,7 +630,8 @@ class NixlPeer:
             self._thread.submit(self._leave)
 
     def _fits(self, wave: Wave) -> bool:
-        return wave.fits(staging_bytes=self._own.size_bytes, arena_bytes=self.arena.size_bytes)
+        arena = self._regions if wave.in_regions else self.arena
+        return wave.fits(staging_bytes=self._own.size_bytes, arena_bytes=arena.size_bytes)
 
     def _leave(self) -> None:
         with contextlib.suppress(TransportError):

@@ -86,6 +86,9 @@ class SubmittedStreams:
         """
         raise NotImplementedError
 
+    def offer_regions(self, metadata: bytes) -> None:
+        """Ignore regions: waves there end as FAILED."""
+
     def stream(
         self,
         blocks: Wave,
