@@ -41,7 +41,7 @@ from ostraca_fabric.model.volume import COUNT_MAX, Layout, VolumeRecord
 from ostraca_fabric.runtime.process_memory import MemoryProof
 from ostraca_fabric.telemetry.requests import worker_name
 from ostraca_fabric.telemetry.status import AgentStatus
-from ostraca_fabric.wire.handshake import CLIENT_BYTES, DIRECT, LEAVING, MEMORY
+from ostraca_fabric.wire.handshake import CLIENT_BYTES, DIRECT, LEAVING, MEMORY, REGIONS
 
 if TYPE_CHECKING:
     from ostraca._direct.direct_reader import DirectReader
@@ -95,7 +95,12 @@ def connect(
             client_id = secrets.token_bytes(CLIENT_BYTES)
             worker = worker_name(client_id)
             direct = _direct_reader(chosen, arena.array, os.environ)
-            has = {LEAVING: len(targets) > 1, DIRECT: direct is not None, MEMORY: chosen.direct_memory}
+            has = {
+                LEAVING: len(targets) > 1,
+                DIRECT: direct is not None,
+                MEMORY: chosen.direct_memory,
+                REGIONS: True,
+            }
             features = tuple(name for name, is_there in has.items() if is_there)
             proof = MemoryProof() if chosen.direct_memory else None
             identity = ClientIdentity(name, shown, arena.ends, client_id, features, tls, proof)
@@ -267,17 +272,24 @@ class Client:
         ``volume.get(chain, into=region.rows([...]), deadline_s=...)`` verifies blocks in their rows: rows of
         blocks that are no HITs have undefined bytes afterwards.
 
-        With *may_withhold*, a client that reads drives itself reads into the rows, without a copy. The caller
-        accepts in return that rows of an ended get may be withheld (``GetResult.withheld``): a drive that
-        answers late may still write there. The memory must begin at a page of 4096 bytes, and rows be whole
-        pages; other regions are used as without *may_withhold*. Blocks are read as whole pages, and zeros
-        fill the last page. Do not fork while rows are withheld: a child's copy of them may change.
+        With *may_withhold*, blocks cross between agent and rows over NIXL without a copy. A client that reads
+        drives itself reads into the rows. In return, rows of an ended get may be withheld
+        (``GetResult.withheld``): a late drive or agent may still write there. Drives need memory that begins
+        at a page of 4096 bytes, and rows of whole pages; else their blocks are copied. Blocks are read as
+        whole pages, and zeros fill the last page. NIXL registers the memory, in the background. Do not fork
+        while rows are withheld: a child's copy of them may change.
 
         Raises UsageError, also for memory that overlaps a registered region; and ClosedError.
         """
         checked = RegionMemory(memory, row_bytes, may_withhold=flag("may_withhold", may_withhold))
-        self._runner.do(lambda: self._runtime.regions.add(checked))
+        self._runner.do(partial(self._add_region, checked))
         return Region(checked, self._unregister)
+
+    def _add_region(self, region: RegionMemory) -> None:
+        self._runtime.regions.add(region)
+        session = self._runtime.connections.live
+        if session is not None:
+            session.offers(region)
 
     def _unregister(self, memory: RegionMemory) -> None:
         """Unregister a region, also after the end of the client. A forked child has no operations."""

@@ -75,8 +75,8 @@ class BlockOutcomes(_CodedResult):
         return tuple(np.flatnonzero(np.frombuffer(self.state_codes, np.uint8) != BlockState.HIT).tolist())
 
 
-class LateRead:
-    """Rows that reads of a drive may still write after the end of their get.
+class LateWrite:
+    """Rows that a drive or an agent may still write after the end of their get.
 
     A single thread calls ``end``, once. All other methods are for any thread.
     """
@@ -95,7 +95,7 @@ class LateRead:
         self._ended.release()
 
     def wait(self, until_s: float) -> bool:
-        """Wait for the end until *until_s* on the monotonic clock; return whether the reads have ended."""
+        """Wait for the end until *until_s* on the monotonic clock; return whether the writes have ended."""
         while not self.is_ended and (left_s := until_s - time.monotonic()) > 0:
             if self._ended.acquire(timeout=min(left_s, _SIGNALS_S)):
                 self._ended.release()  # for other waiters
@@ -103,23 +103,24 @@ class LateRead:
 
 
 class WithheldRows:
-    """Rows of a region that a drive may still write, though their get has ended.
+    """Rows of a region that a drive or an agent may still write, though their get has ended.
 
-    Only gets into regions registered with ``may_withhold`` have any, when a worker reads drives itself and a
-    drive answers late or never. None of these blocks is a HIT. Until the end of the read, such a row changes
-    at any moment, operations refuse the row, and its region can't be unregistered. Afterwards the row is
-    zeroed and free. The length is the number of rows withheld now. All methods are for any thread.
+    Only gets into regions registered with ``may_withhold`` have any, when a drive or an agent is late. None
+    of these blocks is a HIT. Until the end of the write, such a row changes at any moment, operations refuse
+    the row, and its region can't be unregistered. Afterwards the row is free, with undefined bytes. After the
+    end of the client, rows may stay withheld for good. The length is the number of rows withheld now. All
+    methods are for any thread.
     """
 
-    def __init__(self, reads: Sequence[LateRead] = ()) -> None:
-        """Present late reads to users; for the client's own modules."""
-        self._reads = tuple(reads)
+    def __init__(self, writes: Sequence[LateWrite] = ()) -> None:
+        """Present late writes to users; for the client's own modules."""
+        self._writes = tuple(writes)
 
     @property
     def positions(self) -> tuple[int, ...]:
         """Positions in the get of the blocks with rows withheld now."""
         return tuple(
-            sorted(position for read in self._reads if not read.is_ended for position in read.positions)
+            sorted(position for write in self._writes if not write.is_ended for position in write.positions)
         )
 
     def __len__(self) -> int:
@@ -136,7 +137,7 @@ class WithheldRows:
         In asyncio, await ``asyncio.to_thread(withheld.wait)``.
         """
         until_s = time.monotonic() + timeout_s
-        return all(read.wait(until_s) for read in self._reads)
+        return all(write.wait(until_s) for write in self._writes)
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from ostraca.results import BlockOutcomes, GetResult, LateRead, LookupResult, PutResult, WithheldRows
+from ostraca.results import BlockOutcomes, GetResult, LateWrite, LookupResult, PutResult, WithheldRows
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 
 HIT, MISS, LATE = BlockState.HIT, BlockState.MISS, BlockState.LATE
@@ -53,7 +53,7 @@ def test_results_are_values() -> None:
 
 
 def test_withheld_rows_become_free_read_by_read() -> None:
-    first, second = LateRead([4, 0]), LateRead([2])
+    first, second = LateWrite([4, 0]), LateWrite([2])
     withheld = WithheldRows([first, second])
     assert (withheld.positions, len(withheld)) == ((0, 2, 4), 3)
     first.end()
@@ -66,7 +66,7 @@ def test_withheld_rows_become_free_read_by_read() -> None:
 
 
 def test_all_waiters_for_a_withheld_row_see_its_end() -> None:
-    read, found = LateRead([0]), list[bool]()
+    read, found = LateWrite([0]), list[bool]()
     withheld = WithheldRows([read])
     begun_s = time.monotonic()
     assert not withheld.wait(0.02)
@@ -81,5 +81,5 @@ def test_all_waiters_for_a_withheld_row_see_its_end() -> None:
 
 
 def test_results_are_equal_whatever_is_withheld() -> None:
-    assert GetResult(b"\1", b"\0") == GetResult(b"\1", b"\0", withheld=WithheldRows([LateRead([0])]))
+    assert GetResult(b"\1", b"\0") == GetResult(b"\1", b"\0", withheld=WithheldRows([LateWrite([0])]))
     assert not GetResult(b"\1", b"\0").withheld

@@ -24,6 +24,7 @@ from ostraca._connection.dial import ControlChannel
 from ostraca._connection.io_loop import IoLoop, Reader, Waiters
 from ostraca._memory.arena import Arena
 from ostraca._memory.inline_arena import InlineArenaEnd, RequestRows
+from ostraca._memory.regions import RegionMemory
 from ostraca._protocol.operations import NOT_STARTED_CODES, Disconnected, Event
 from ostraca._protocol.silence import SilenceDetector
 from ostraca._protocol.specs import VolumeKey, VolumeSpec
@@ -36,7 +37,7 @@ from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.address import UnixAddress
 from ostraca_fabric.wire.codec import TO_WORKER
 from ostraca_fabric.wire.frames import encode
-from ostraca_fabric.wire.handshake import DIRECT, MEMORY
+from ostraca_fabric.wire.handshake import DIRECT, MEMORY, REGIONS
 from ostraca_fabric.wire.messages import (
     DRIVES_MAX,
     AnnouncedDrive,
@@ -55,6 +56,7 @@ from ostraca_fabric.wire.messages import (
     Pong,
     PutDone,
     Refused,
+    RegionsOffer,
     Settled,
     SettlePast,
 )
@@ -143,6 +145,10 @@ class AgentSession:
         """Whether the agent reads the blocks of puts out of this process's memory."""
 
         self._takes_reads = bool({DIRECT, MEMORY} & set(channel.welcome.features))
+        self._takes_regions = REGIONS in channel.welcome.features
+        self._told_regions: set[bytes] = set()
+        """Metadata of regions told to the agent."""
+
         self._announced = (-1, False)
         """Version of the drives told to the agent, and whether this worker reads its memory."""
 
@@ -376,6 +382,19 @@ class AgentSession:
         self._announced = version, reads_memory
         drives = () if direct is None else direct.announced()[:DRIVES_MAX]
         self.send(DirectDrives(tuple(AnnouncedDrive(*each) for each in drives), reads_memory))
+
+    def offers(self, region: RegionMemory) -> bool:
+        """Return whether requests may name addresses in a region, and tell the agent. In the driver's thread.
+
+        The first call for a region begins its registration, if the caller consents to withheld rows.
+        """
+        if not self._takes_regions or not region.may_withhold or region.is_ended:
+            return False
+        metadata = self._end.offer_region(region)
+        if metadata is not None and metadata not in self._told_regions:
+            self._told_regions.add(metadata)
+            self.send(RegionsOffer(metadata))
+        return metadata is not None
 
     def leave(self, request: int) -> None:
         """End the caller's interest in a request and its slots. Nothing uses its rows afterwards."""

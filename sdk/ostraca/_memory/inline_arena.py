@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.model.extent import PAGE_BYTES
-from ostraca_fabric.ports.transport import INLINE
+from ostraca_fabric.ports.transport import INLINE, RegionPlace
 from ostraca_fabric.tables.slots import SlotPool
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.frames import BulkFrame, Passage, bulk_frames
@@ -67,6 +67,9 @@ class InlineArenaEnd:
     def offer(self) -> ArenaOffer:
         """Return the offer."""
         return self._offer
+
+    def offer_region(self, region: RegionPlace) -> None:
+        """Offer nothing: this process itself moves bytes from and to regions."""
 
     def progress(self) -> None:
         """Do nothing: reading the connection is the only progress."""

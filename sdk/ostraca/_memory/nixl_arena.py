@@ -15,8 +15,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
+from ostraca._memory.offered_regions import OfferedRegions
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.nixl.runtime import NAME, RegisteredMemory, unique_name
+from ostraca_fabric.ports.transport import RegionPlace
 from ostraca_fabric.runtime.memory import HugeMemory
 from ostraca_fabric.tables.slots import SlotPool
 from ostraca_fabric.wire.messages import ArenaOffer
@@ -60,6 +62,7 @@ class NixlArenaEnd:
 
     def _use(self, registered: RegisteredMemory) -> None:
         self._used, self.progress, self.has_offer = registered, registered.progress, True
+        self._regions = OfferedRegions(registered)
 
     def offer(self) -> ArenaOffer:
         """Return the offer."""
@@ -70,6 +73,11 @@ class NixlArenaEnd:
             base=self._memory.address,
             metadata=self._used.metadata,
         )
+
+    def offer_region(self, region: RegionPlace) -> bytes | None:
+        """Return the metadata of peers for a region, once it is registered."""
+        offer = self._regions.offer(region)
+        return offer.result() if offer.done() and offer.exception() is None else None
 
     def prepare_renewal(self) -> None:
         """Create the next NIXL agent in advance, unknown to any peer until its use."""

@@ -2,7 +2,7 @@
 
 A region is cut into rows of one size; a row holds a block. Where this process itself moves the bytes of a
 connection (inline), blocks go from and to rows without the arena between. Over any other transport, rows are
-copied from and to the arena, as all memory of callers.
+copied from and to the arena, as all memory of callers, unless the caller consents to withheld rows.
 
 **Rows that are no HITs.** A get verifies blocks in their rows. So the content of all other rows of the get is
 undefined afterwards.
@@ -12,8 +12,8 @@ this host may still copy rows of a put into its own memory, where changed bytes 
 to one get at a time, or to any number of puts: the claims say so. A region ends when no operation claims a
 row.
 
-**Withheld rows** are the exception, by consent of the caller: a drive may still write there after the end of
-the get. Their claims end with the reads (``ostraca._memory.row_reads``).
+**Withheld rows** are the exception, by consent of the caller: a drive or an agent may still write there after
+the end of the get. Their claims end with the writes (``ostraca._memory.row_writes``).
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from ostraca_fabric.wire.codec import are_distinct
 
 _WRITTEN, _WITHHELD = -1, -2
 
-_AWAIT_WITHHELD = "wait for the end of that read, as with GetResult.withheld"
+_AWAIT_WITHHELD = "wait for the end of that write, as with GetResult.withheld"
 
 
 class RegionMemory:
     """Memory of a region, and the claims of operations to rows.
 
-    Claims are for the driver's thread. Releases are for any thread: reads may end after the operation.
+    Claims are for the driver's thread. Releases are for any thread: writes may end after the operation.
     """
 
     def __init__(self, given: object, row_bytes: int | None, *, may_withhold: bool = False) -> None:
@@ -74,9 +74,15 @@ class RegionMemory:
         self.address = self.array.ctypes.data
         self.size_bytes = size_bytes
         self.rows = size_bytes // self.row_bytes
+        self.may_withhold = may_withhold
+        """Whether the caller consents to withheld rows."""
+
         self.takes_reads = may_withhold and not (self.address | self.row_bytes) % PAGE_BYTES
         """Whether reads of drives may land in rows: whole pages, by consent of the caller."""
 
+        self._acts: list[Callable[[], object]] = []
+        self._finish = weakref.finalize(self, _run_all, self._acts)
+        self._finish.atexit = False
         self._changed = threading.Lock()
         self._users = np.zeros(self.rows, np.int32)
         """Number of puts that use a row, or ``_WRITTEN`` for a get, or ``_WITHHELD``."""
@@ -91,7 +97,7 @@ class RegionMemory:
 
     @property
     def withheld(self) -> NDArray[np.intp]:
-        """Numbers of the rows under late reads of ended gets."""
+        """Numbers of the rows under late writes of ended gets."""
         return np.flatnonzero(self._users == _WITHHELD)
 
     def check_registered(self) -> None:
@@ -103,7 +109,7 @@ class RegionMemory:
         """Raise UsageError while rows are claimed."""
         claims, withheld = self._claims, len(self.withheld)
         if withheld:
-            raise UsageError(f"a drive may still write to {withheld} rows of the region: {_AWAIT_WITHHELD}")
+            raise UsageError(f"late bytes may still land in {withheld} rows of the region: {_AWAIT_WITHHELD}")
         if claims:
             raise UsageError(
                 f"{claims} operations use rows of the region: wait for their ends, or cancel them"
@@ -118,7 +124,7 @@ class RegionMemory:
             if is_taken.any():
                 user, cure = "another operation", "wait for that operation's end"
                 if users[is_taken][0] == _WITHHELD:
-                    user, cure = "a late read of a drive", _AWAIT_WITHHELD
+                    user, cure = "a late write", _AWAIT_WITHHELD
                 raise UsageError(f"row {numbers[is_taken][0]} of the region is in use by {user}: {cure}")
             if is_written:
                 self._users[numbers] = _WRITTEN
@@ -147,6 +153,11 @@ class RegionMemory:
     def end(self) -> None:
         """Let go of the memory."""
         self.array = np.empty(0, np.uint8)
+        self._finish()
+
+    def when_ended(self, act: Callable[[], object]) -> None:
+        """Call *act* at the end of the region, also of a dropped region, as ``RegionPlace`` specifies."""
+        self._acts.append(act)
 
     def end_unused(self) -> None:
         """Let go of the memory as soon as no row is claimed. No claim may follow."""
@@ -229,7 +240,7 @@ class Region:
     """Registered memory: ``Client.register`` makes one. Unregister it, or use it as a context manager.
 
     Until then the memory stays in use, and can't be resized. Dropping the region and its rows, and the end of
-    the client, unregister it too, but not before the end of the last late read.
+    the client, unregister it too, but not before the end of the last late write.
     """
 
     def __init__(self, memory: RegionMemory, unregister: Callable[[RegionMemory], None]) -> None:
@@ -244,7 +255,7 @@ class Region:
 
     @property
     def withheld(self) -> tuple[int, ...]:
-        """Rows under late reads of drives, after the end of a get (``GetResult.withheld``)."""
+        """Rows under late writes of drives and agents, after the end of a get (``GetResult.withheld``)."""
         return tuple(self._memory.withheld.tolist())
 
     def __len__(self) -> int:
@@ -373,6 +384,11 @@ class RegionBlocks(HostBlocks):
     def offsets(self, at: NDArray[np.intp] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the places of the blocks *at* these positions in the region's memory."""
         return self.numbers[at] * self.memory.row_bytes
+
+
+def _run_all(acts: list[Callable[[], object]]) -> None:
+    for act in acts:
+        act()
 
 
 def _whole_numbers(name: str, values: object, *, least: int, most: int) -> NDArray[np.int64]:

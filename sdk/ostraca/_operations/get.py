@@ -8,7 +8,8 @@ Large waves are shared among several threads (``ostraca._memory.copy_pool``).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import FetchingPool, Sharing, verified_slices
 from ostraca._memory.device_blocks import COPY_FAILED, DeviceBlocks
 from ostraca._memory.regions import RegionBlocks
-from ostraca._memory.row_reads import RowReads
+from ostraca._memory.row_writes import RowWrites
 from ostraca._memory.staged_reads import StagedReads
 from ostraca._memory.views import BlockViews, SlotHolds, SlotLoan
 from ostraca._operations.job import Runtime, SlotJob
@@ -36,7 +37,7 @@ from ostraca._protocol.operations import (
 )
 from ostraca._protocol.own_reads import OwnRead
 from ostraca._protocol.specs import GetSpec
-from ostraca.results import GetResult, LateRead, WithheldRows
+from ostraca.results import GetResult, LateWrite, WithheldRows
 from ostraca_fabric.errors import MalformedError, TransportError
 from ostraca_fabric.model.extent import whole_pages
 from ostraca_fabric.model.outcome import Reason
@@ -150,6 +151,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
                 # Blocks under way are queued before this request, and would be recomputed before its blocks.
                 queued=len(at) + sum(each.blocks for each in self._requests.values()),
                 is_again=is_again,
+                addresses=self._addresses(at),
             )
             return GetOperation(message, until_s=self.until_s, at=at, slots=slots)
 
@@ -157,6 +159,10 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         # Computed while the agent works, and needed when the first block has landed.
         self._seeds_of[request] = self._seeds(at, spans)
         return len(at)
+
+    def _addresses(self, at: NDArray[np.intp]) -> bytes:  # noqa: ARG002 (for gets into regions)
+        """Return where the agent writes the blocks *at* positions, unless that is their slots."""
+        return b""
 
     def _finish(self, operation: BlockOperation, end: Finish) -> None:
         """Note the outcomes of a request. Blocks to request again keep their slots."""
@@ -246,10 +252,8 @@ class GetIntoJob(GetJob[GetResult]):
         self._into = self._caller_memory(into, argument="into", is_written=True)
         self.lengths = self._into.lengths
         self._has_lost_copies = False
-        region = self._region
-        takes_reads = region is not None and region.memory.takes_reads and runtime.direct is not None
-        self._row_reads = RowReads(region) if region is not None and takes_reads else None
-        self._late_reads: list[LateRead] = []
+        self._row_writes: RowWrites | None = None
+        self._late_writes: list[LateWrite] = []
         reads_devices = runtime.direct is not None and runtime.direct.reads_devices
         self._staged = (
             StagedReads(self._into) if reads_devices and isinstance(self._into, DeviceBlocks) else None
@@ -257,7 +261,16 @@ class GetIntoJob(GetJob[GetResult]):
 
     def result(self) -> GetResult:
         """Build the result."""
-        return GetResult(*self.outcomes.encode(), self.outcomes.note, WithheldRows(self._late_reads))
+        return GetResult(*self.outcomes.encode(), self.outcomes.note, WithheldRows(self._late_writes))
+
+    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
+        """Begin on a session. Drives and the agent may write to rows whose region takes that."""
+        super().begin(session, handle, mailbox, holds)
+        region = self._region
+        if region is not None:
+            takes_reads = region.memory.takes_reads and self._runtime.direct is not None
+            if takes_reads or self._is_offered:
+                self._row_writes = RowWrites(region)
 
     def advance(self) -> None:
         """Start further requests.
@@ -275,10 +288,15 @@ class GetIntoJob(GetJob[GetResult]):
     def _get(
         self, request: int, at: NDArray[np.intp], slots: NDArray[np.int64], *, is_again: bool = False
     ) -> int:
-        for reads in (self._row_reads, self._staged) if is_again else ():
-            if reads is not None:
-                reads.forget(at)
+        for writes in (self._row_writes, self._staged) if is_again else ():
+            if writes is not None:
+                writes.forget(at)
+        if self._row_writes is not None and self._is_offered:
+            self._row_writes.begin(request, at)
         return super()._get(request, at, slots, is_again=is_again)
+
+    def _addresses(self, at: NDArray[np.intp]) -> bytes:
+        return self._region.addresses(at).tobytes() if self._region is not None and self._is_offered else b""
 
     def _take_reads(
         self,
@@ -288,8 +306,10 @@ class GetIntoJob(GetJob[GetResult]):
         offsets: NDArray[np.int64],
     ) -> tuple[NDArray[np.uint8] | DeviceMemory, NDArray[np.int64]]:
         request, at, direct = operation.request, operation.at[positions], self._runtime.direct
-        if self._row_reads is not None:
-            return self._row_reads.begin(request, at)
+        if self._row_writes is not None:
+            if self._row_writes.takes_reads:
+                return self._row_writes.begin_reads(request, at)
+            self._row_writes.forget(at)
         if self._staged is not None and direct is not None:
             staged = self._staged.begin(request, at, drives, offsets)
             if staged is not None:
@@ -298,10 +318,32 @@ class GetIntoJob(GetJob[GetResult]):
         return super()._take_reads(operation, positions, drives, offsets)
 
     def _release_rows(self, region: RegionBlocks) -> None:
-        if self._row_reads is not None and self._runtime.direct is not None:
-            self._late_reads = self._row_reads.end(self._runtime.direct.when_read)
+        if self._row_writes is not None:
+            self._late_writes = self._row_writes.end(self._when_written)
         else:
             super()._release_rows(region)
+
+    def _when_written(self, request: int, act: Callable[[], None]) -> None:
+        """Call *act* once neither drives nor the agent write for a request, in this thread or another."""
+        if self._is_offered:
+            act = partial(self._when_settled, request, act)
+        if self._runtime.direct is None:
+            act()
+        else:
+            self._runtime.direct.when_read(request, act)
+
+    def _when_settled(self, request: int, act: Callable[[], None]) -> None:
+        with self._arena.lock:
+            self._arena.ledger.when_settled(request, act)
+
+    def _finish(self, operation: BlockOperation, end: Finish) -> None:
+        super()._finish(operation, end)
+        writes = self._row_writes
+        if writes is not None and self._is_offered and writes.has(operation.at):
+            assert operation.slots is not None
+            with self._arena.lock:
+                is_settled = self._arena.ledger.are_settled(operation.request, operation.slots)
+            writes.settle(operation.at[is_settled])
 
     def _drop(self, request: int) -> None:
         if self._into.wait():
@@ -321,15 +363,15 @@ class GetIntoJob(GetJob[GetResult]):
         tags: NDArray[np.uint8],
         source: BlocksInMemory | None = None,
     ) -> NDArray[np.uint8]:
-        region, reads, until_s = self._region, self._row_reads, self.until_s
-        is_in_row = self._is_in_place or source is not None or (reads is not None and reads.has(blocks))
+        region, writes, until_s = self._region, self._row_writes, self.until_s
+        is_in_row = self._is_in_place or source is not None or (writes is not None and writes.has(blocks))
         if region is not None and is_in_row:
             copy_pool = self._pool(source, region.memory.array, region.offsets(blocks))
             verdicts = region.verify(blocks, seeds, tags, until_s=until_s, copy_pool=copy_pool)
             if source is not None:
                 region.wipe(blocks[verdicts != _GOOD])
-            if reads is not None:
-                reads.verify(blocks[verdicts == _GOOD])
+            if writes is not None:
+                writes.verify(blocks[verdicts == _GOOD])
             return verdicts
         if self._staged is not None and self._staged.has(blocks):
             return self._staged.scatter(blocks, seeds, tags, until_s=until_s)

@@ -461,7 +461,10 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
 
         self._has_claimed = False
         self._is_in_place = False
-        """Whether blocks go from and to their rows, without the arena."""
+        """Whether this process moves blocks from and to their rows, without the arena."""
+
+        self._is_offered = False
+        """Whether the agent does."""
 
     def accept(self) -> None:
         """Claim rows of a region."""
@@ -473,12 +476,13 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
         """Begin on a session.
 
         Blocks move in place if this process moves all of their bytes. Its own reads of drives need an arena,
-        unless the region takes them: a silent drive may write long after.
+        unless the region takes them: a silent drive may write long after. So may an agent.
         """
         super().begin(session, handle, mailbox, holds)
         region, has_drives = self._region, self._runtime.direct is not None
         takes_all = region is not None and (region.memory.takes_reads or not has_drives)
         self._is_in_place = takes_all and session.takes_rows
+        self._is_offered = region is not None and session.offers(region.memory)
 
     def close(self) -> None:
         """Release all resources, and the claimed rows last."""

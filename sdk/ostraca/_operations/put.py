@@ -3,8 +3,8 @@
 A put computes tags from the caller's bytes, *before* the copy, so that a bad copy is detected. For device
 memory this takes a device that computes tags (``ostraca._memory.device_blocks``).
 
-An agent of this host may read blocks out of this process's memory, without the arena. It may still read after
-the end of a put, into its own memory: changed bytes fail their tags there.
+An agent may read blocks without the arena: out of this process's memory on this host, or out of an offered
+region. It may still read after the end of a put, into its own memory: changed bytes fail their tags there.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class PutJob(SlotJob[PutSpec, PutResult]):
         """Begin on a session, whose agent may read the blocks out of this process's memory."""
         super().begin(session, handle, mailbox, holds)
         self._is_read = session.reads_worker and self._runtime.is_readable
+        self._is_offered = self._is_offered and not session.reads_worker
 
     def result(self) -> PutResult:
         """Build the result."""
@@ -79,7 +80,7 @@ class PutJob(SlotJob[PutSpec, PutResult]):
                 lengths=self.lengths[at],
                 slots=slots,
                 tags=tags,
-                addresses=self._addresses(at, slots).tobytes() if self._is_read else b"",
+                addresses=self._addresses(at, slots).tobytes() if self._is_read or self._is_offered else b"",
             )
             return BlockOperation(message, until_s=self.until_s, at=at, slots=slots)
 
@@ -98,7 +99,7 @@ class PutFromJob(PutJob):
         """Begin on a session."""
         super().begin(session, handle, mailbox, holds)
         self._unmoved: HostBlocks | None = None
-        if isinstance(self._source, HostBlocks) and (self._is_read or self._is_in_place):
+        if isinstance(self._source, HostBlocks) and (self._is_read or self._is_offered or self._is_in_place):
             self._unmoved = self._source if self._source.is_contiguous else None
 
     def _addresses(self, at: NDArray[np.intp], slots: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -21,7 +21,7 @@ connection may be any object. Not thread-safe: the arena holds the lock.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,8 @@ class _Entry:
     is_answered: bool = False
     is_settled: bool = True
     is_stranded: bool = False
+    acts: list[Callable[[], None]] = field(default_factory=list)
+    """Called when the agent owes nothing more."""
 
     @property
     def is_awaited(self) -> bool:
@@ -167,6 +169,7 @@ class Ledger:
             # unsettled, all wait until those are settled.
             self._pool.settle(request)
             del self._entries[request]
+        _act(entry)
 
     def settle(self, request: int) -> None:
         """Note the end of all transfers of an answered request."""
@@ -177,6 +180,25 @@ class Ledger:
         self._pool.settle(request)
         if not entry.is_held:
             del self._entries[request]
+        _act(entry)
+
+    def are_settled(self, request: int, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Tell for slots of a request, before ``leave``, whether no transfer may be under way."""
+        entry = self._entries.get(request)
+        if entry is None or not entry.is_awaited:
+            return np.ones(len(offsets), np.bool_)
+        return np.isin(offsets, entry.mine) & entry.is_answered
+
+    def when_settled(self, request: int, act: Callable[[], None]) -> None:
+        """Call *act* once no transfer of a request may be under way: now, or in the call that ends the last.
+
+        *act* must not use the ledger.
+        """
+        entry = self._entries.get(request)
+        if entry is None or not entry.is_awaited:
+            act()
+        else:
+            entry.acts.append(act)
 
     def leave(self, request: int) -> None:
         """Note the caller's last access to the slots, during or after the request."""
@@ -238,3 +260,10 @@ class Ledger:
     def _end(self, request: int) -> None:
         self.answer(request, np.empty(0, np.uint32))
         self.settle(request)
+
+
+def _act(entry: _Entry) -> None:
+    if not entry.is_awaited:
+        acts, entry.acts = entry.acts, []
+        for act in acts:
+            act()

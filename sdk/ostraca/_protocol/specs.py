@@ -202,7 +202,7 @@ class GetSpec(ChainSpec):
         if self.recompute_s < 0:
             raise UsageError(f"recompute_s is {self.recompute_s}: pass None if unknown")
 
-    def message(
+    def message(  # noqa: PLR0913 (the columns of the message)
         self,
         request: int,
         handle: int,
@@ -213,8 +213,9 @@ class GetSpec(ChainSpec):
         slots: NDArray[np.int64],
         queued: int,
         is_again: bool = False,
+        addresses: bytes = b"",
     ) -> Get:
-        """Build the message for some of the blocks, with *slots* as their destinations.
+        """Build the message for some of the blocks, with *slots* or *addresses* as their destinations.
 
         *queued* blocks, these included, would be recomputed first. *is_again*: this worker has failed to read
         the blocks itself.
@@ -229,6 +230,7 @@ class GetSpec(ChainSpec):
             self.volume.slot_bytes,
             (self.recompute_s or 0.0) * queued / len(self.chain),
             is_again,
+            addresses,
         )
 
 

@@ -67,22 +67,32 @@ class PoisonedPool:
         self._region = client.register(self._memory, may_withhold=True)
         self._lock = threading.Lock()
         self._free = deque(range(rows))
+        self._owed: list[int] = []
+        """Rows that were withheld when given back."""
+
         self._late_rows = 0
 
     def take(self, lengths: Sequence[int]) -> tuple[RegionRows, list[NDArray[np.uint8]]]:
         """Return rows for blocks of these lengths, those free for longest, and the memory of each block."""
         with self._lock:
+            self._take_back([])
             numbers = [self._free.popleft() for _ in lengths]
             self._late_rows += int((self._memory[numbers] != POISON).any(axis=1).sum())
         views = [self._memory[number, :length] for number, length in zip(numbers, lengths, strict=True)]
         return self._region.rows(numbers, lengths=lengths), views
 
     def give(self, rows: RegionRows) -> None:
-        """Take rows back after the end of their operation."""
-        numbers = rows.numbers.tolist()
-        self._memory[numbers] = POISON
+        """Take rows back after the end of their operation, and withheld rows later."""
         with self._lock:
-            self._free.extend(numbers)
+            self._take_back(rows.numbers.tolist())
+
+    def _take_back(self, numbers: list[int]) -> None:
+        withheld = {*self._region.withheld}
+        owed = self._owed + numbers
+        back = [number for number in owed if number not in withheld]
+        self._owed = [number for number in owed if number in withheld]
+        self._memory[back] = POISON
+        self._free.extend(back)
 
     def take_late_rows(self) -> int:
         """Return the number of rows with bytes that landed after an end, since the last call."""

@@ -244,11 +244,11 @@ def test_rows_under_a_read_that_hangs_are_withheld_until_it_ends(host: Host, end
         assert set(zip(found.states, found.reasons, strict=True)) == {OUTCOMES[end_by]}
         assert found.withheld.positions == tuple(range(BLOCKS))
         assert region.withheld == tuple(sorted(NUMBERS))
-        with pytest.raises(UsageError, match="row 9 of the region is in use by a late read of a drive"):
+        with pytest.raises(UsageError, match="row 9 of the region is in use by a late write"):
             get(client, region)
-        with pytest.raises(UsageError, match="row 7 of the region is in use by a late read"):
+        with pytest.raises(UsageError, match="row 7 of the region is in use by a late write"):
             volume.put(chain[:2], source=region.rows([1, 7]), deadline_s=FAR_S)
-        with pytest.raises(UsageError, match="a drive may still write to 6 rows of the region"):
+        with pytest.raises(UsageError, match="late bytes may still land in 6 rows of the region"):
             region.unregister()
         assert get(client, region, SPARE).hits == BLOCKS, "other rows are of use"
         assert not found.withheld.wait(0.05)
@@ -332,7 +332,7 @@ def test_rows_of_a_closed_client_are_withheld_until_the_read_ends(host: Host) ->
         client.close()
         assert found.withheld.positions == tuple(range(BLOCKS))
         assert "unregistered" not in repr(region)
-        with pytest.raises(UsageError, match="a drive may still write to 6 rows"):
+        with pytest.raises(UsageError, match="late bytes may still land in 6 rows"):
             region.unregister()
         with pytest.raises(BufferError):
             pool.mapped.close()

@@ -98,6 +98,45 @@ def test_a_late_answer_with_unsettled_slots_keeps_all_until_they_settle(books: B
     assert books.free == 16
 
 
+def settled_calls(books: Books) -> list[int]:
+    """Return the list that says when no transfer of request 1 is under way."""
+    calls: list[int] = []
+    books.ledger.when_settled(1, lambda: calls.append(1))
+    return calls
+
+
+def test_who_waits_for_the_end_of_transfers_is_called_once(books: Books) -> None:
+    slots = books.ledger.slots(1)
+    assert not books.ledger.are_settled(1, slots).any()
+    calls = settled_calls(books)
+    books.ledger.answer(1, positions(1, 3))
+    assert books.ledger.are_settled(1, slots).tolist() == [True, False, True, False]
+    books.ledger.leave(1)
+    assert calls == []
+    books.ledger.settle(1)
+    assert calls == [1]
+    assert books.ledger.are_settled(1, slots).all()
+    assert settled_calls(books) == [1], "at once, where nothing is under way"
+    assert calls == [1]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_waits_is_called_by_a_last_answer_and_by_another_start_of_the_agent(
+    books: Books, leaves: bool
+) -> None:
+    calls = settled_calls(books)
+    if leaves:
+        books.ledger.leave(1)
+    books.ledger.answer(1, NONE)
+    assert calls == [1]
+    books.send(2)
+    books.ledger.when_settled(2, lambda: calls.append(2))
+    books.ledger.lose_connection(is_drained=False)
+    assert calls == [1]
+    books.ledger.meet_agent(AGENT, NEXT_START)
+    assert calls == [1, 2]
+
+
 def test_settled_before_the_answer_means_nothing(books: Books) -> None:
     books.ledger.leave(1)
     books.ledger.settle(1)

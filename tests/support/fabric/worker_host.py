@@ -81,7 +81,12 @@ REGIONS = "regions"
 ROWS = "rows"
 """Instead of a transport: the worker reads drives itself into rows of its region, with withheld rows."""
 
+PUSHED = "pushed"
+"""Instead of a transport: the agent moves blocks over NIXL from and to rows of a region of the worker."""
+
 INLINE = (DIRECT, MEMORY, REGIONS, ROWS)
+_PUSHED_ROWS = 640
+"""Rows enough for the operations of a test while an agent has stopped, and withholds theirs."""
 
 
 class WorkerHost:
@@ -181,11 +186,12 @@ class WorkerHost:
 
 
 class _Worker:
-    """Does operations in any thread; with *has_region*, in place."""
+    """Does operations in any thread; in place with *rows* of a region."""
 
-    def __init__(self, client: ostraca.Client, begun: Any, *, has_region: bool) -> None:
+    def __init__(self, client: ostraca.Client, begun: Any, *, rows: int) -> None:
         self.volume = client.volume("v", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
-        self._pool = PoisonedPool(client) if has_region else None
+        self._pool = PoisonedPool(client, rows) if rows else None
+        self._withholds = rows == _PUSHED_ROWS
         self._begun = begun
         self._next = itertools.count(1000 * os.getpid(), BATCH)
         self._committed = [0, BATCH]
@@ -206,7 +212,8 @@ class _Worker:
         else:
             result = self.volume.get(chain, into=given, deadline_s=deadline_s)
         late_s = watch.took_s - deadline_s
-        assert not isinstance(result, GetResult) or result.withheld.wait(FREE_S)
+        if isinstance(result, GetResult) and not self._withholds:
+            assert result.withheld.wait(FREE_S)
         outcomes = {f"{s.name} {r.name}" for s, r in zip(result.states, result.reasons, strict=True)}
         if outcomes == {"COMMITTED NONE"}:
             self._committed.append(first)
@@ -249,18 +256,17 @@ def blocks_read(client: ostraca.Client) -> int:
 
 
 def _work(address: str, transport: str, quarantine_bytes_max: int, begun: Any, pipe: Connection) -> None:
+    carrier = "nixl" if transport == PUSHED else transport
     settings = ClientSettings(
         arena_bytes=32 * MIB,
         chunk_bytes=4 * MIB,
-        transports=("inline",)
-        if transport in (DIRECT, MEMORY, REGIONS, ROWS)
-        else tuple(transport.split(",")),
+        transports=("inline",) if transport in INLINE else tuple(carrier.split(",")),
         quarantine_bytes_max=quarantine_bytes_max,
         direct_drives=(drives_beside(address),) if transport in (DIRECT, ROWS) else (),
         direct_memory=transport == MEMORY,
     )
     client = ostraca.connect(address, settings=settings)
-    worker = _Worker(client, begun, has_region=transport in (REGIONS, ROWS))
+    worker = _Worker(client, begun, rows={REGIONS: 96, ROWS: 96, PUSHED: _PUSHED_ROWS}.get(transport, 0))
     put_all(worker.volume, STORED)
     assert transport != MEMORY or not client._runtime.arena.array.any(), "the agent read them where they were"
     pipe.send(client.transport)

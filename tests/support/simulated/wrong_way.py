@@ -200,6 +200,10 @@ class WrongWayPeer(SubmittedStreams):
         """As in the port, but for the harm."""
         return self._transport.begin(self, direction, wave)
 
+    def offer_regions(self, metadata: bytes) -> None:
+        """As in the port."""
+        self.inner.offer_regions(metadata)
+
     def close(self) -> None:
         """As in the port."""
         self.inner.close()
@@ -211,6 +215,7 @@ class WrongWayPeer(SubmittedStreams):
         else:
             is_same = peer.staging.obj is self.staging.obj
             ours, theirs, slot_bytes = owed.staging, wave.staging, wave.staging_slot_bytes
+        is_same = is_same and owed.in_regions == wave.in_regions
         begins_in = ours[:, None] >= theirs[None, :]
         ends_in = (ours + owed.lengths)[:, None] <= (theirs + slot_bytes)[None, :]
         met: NDArray[np.bool_] = is_same & np.logical_or.reduce(begins_in & ends_in, axis=1)

@@ -31,10 +31,11 @@ LATE_S = 0.1
 SHAPE = ("--drives", "2", "--capacity", "520MiB")
 
 
-TRANSPORTS = ("inline", "nixl", "direct", "memory", "regions", "rows")
+TRANSPORTS = ("inline", "nixl", "pushed", "direct", "memory", "regions", "rows")
 """How blocks cross: *direct* workers read flash themselves. *memory* workers read the agent's cache, and the
 agent reads their puts out of their memory. The rest crosses inline. With *regions*, blocks cross inline, too,
-from and to rows of the worker's memory. Workers of *rows* read flash themselves, into such rows.
+from and to rows of the worker's memory. Workers of *rows* read flash themselves, into such rows. For *pushed*
+ones, the agent moves blocks over NIXL from and to such rows.
 """
 
 MEMORIES = ("flash", "DRAM")
@@ -62,6 +63,8 @@ with_memory = pytest.mark.parametrize(
             ("inline", "DRAM", "get"),
             ("inline", "flash", "put"),
             ("nixl", "flash", "get"),
+            ("pushed", "DRAM", "get"),
+            ("pushed", "flash", "put"),
             ("direct", "flash", "get"),
             ("memory", "DRAM", "get"),
             ("memory", "DRAM", "put"),
@@ -79,6 +82,7 @@ without_memory = pytest.mark.parametrize(
         short=[
             ("inline", "put"),
             ("nixl", "get"),
+            ("pushed", "get"),
             ("direct", "get"),
             ("memory", "get"),
             ("memory", "put"),
@@ -94,14 +98,14 @@ over_either = pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.fixture(autouse=True)
 def _needs_nixl(request: pytest.FixtureRequest) -> None:
     parameters = request.node.callspec.params if hasattr(request.node, "callspec") else {}
-    if parameters.get("transport", "nixl") == "nixl":
+    if parameters.get("transport", "nixl") in ("nixl", "pushed"):
         pytest.importorskip("nixl_cu12", reason="NIXL is not installed")
 
 
 @contextmanager
 def agent_of(directory: Path, transport: str, memory: str = "flash") -> Iterator[FabricProcess]:
     dram = "64MiB" if memory == "DRAM" or transport == "memory" else "0"
-    carrier = "inline" if transport in ("memory", "regions") else transport
+    carrier = {"memory": "inline", "regions": "inline", "pushed": "nixl"}.get(transport, transport)
     ways = ("inline", "--direct-reads", "default") if transport in ("direct", "rows") else (carrier,)
     with FabricProcess(directory / "fabric", *SHAPE, "--dram", dram, "--transport", *ways) as agent:
         yield agent
@@ -193,7 +197,7 @@ def test_an_agent_that_was_given_up_as_it_had_stopped_takes_nothing_back_when_it
         until_s = time.monotonic() + 10
         while worker.once("put", 0.3).outcomes != {"DECLINED DISCONNECTED"}:
             assert time.monotonic() < until_s
-        assert bool(worker.quarantined_bytes) == (transport == "nixl"), "what may be written yet"
+        assert bool(worker.quarantined_bytes) == (transport in ("nixl", "pushed")), "what may be written yet"
         agent.signal(signal.SIGCONT)
         seen = worker.halt()
         assert seen.wrong == 0

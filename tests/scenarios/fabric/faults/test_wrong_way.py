@@ -132,9 +132,10 @@ def test_nothing_lands_wrong_or_late_in_rows_of_regions(tmp_path: Path, seed: in
 
 @pytest.mark.nixl
 @pytest.mark.skipif(runtime.package() is None, reason="NIXL is not installed")
-def test_nor_over_nixl(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_regions", [False, True], ids=["arena", "rows"])
+def test_nor_over_nixl(tmp_path: Path, *, has_regions: bool) -> None:
     with wronged(tmp_path, MIXTURE, seed=5, share=0.3, transport="nixl") as (host, way):
-        tally = mix(host, seed=5, transport="nixl")
+        tally = mix(host, seed=5, transport="nixl", has_regions=has_regions)
         assert tally.wrong == []
         assert tally.verified > 0
         assert way.landed_late > 0

@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from ostraca._memory.regions import RegionMemory, RegionRows
-from ostraca._memory.row_reads import RowReads
+from ostraca._memory.row_writes import RowWrites
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.extent import PAGE_BYTES
 
@@ -42,12 +42,12 @@ def pool() -> NDArray[np.uint8]:
     return memory.reshape(ROWS, ROW_BYTES)
 
 
-def claimed(memory: RegionMemory, numbers: list[int] = NUMBERS) -> RowReads:
+def claimed(memory: RegionMemory, numbers: list[int] = NUMBERS) -> RowWrites:
     """Return the reads of a get that has claimed its rows."""
     rows = RegionRows(memory, np.array(numbers), np.array(LENGTHS[: len(numbers)], np.uint32))
     blocks = rows.blocks(argument="into", count=len(numbers), block_bytes=ROW_BYTES, is_written=True)
     blocks.claim()
-    return RowReads(blocks)
+    return RowWrites(blocks)
 
 
 def is_free(memory: RegionMemory, number: int) -> bool:
@@ -65,7 +65,7 @@ def at(*positions: int) -> NDArray[np.int64]:
 
 def test_memory_and_places_are_those_of_the_rows() -> None:
     rows = pool()
-    found, places = claimed(RegionMemory(rows, None, may_withhold=True)).begin(1, at(4, 1))
+    found, places = claimed(RegionMemory(rows, None, may_withhold=True)).begin_reads(1, at(4, 1))
     found[places] = 7
     assert [rows[0, 0], rows[1, 0], np.count_nonzero(rows == 7)] == [7, 7, 2]
 
@@ -74,9 +74,9 @@ def test_rows_are_released_request_by_request_and_those_of_good_blocks_at_once()
     rows, reader = pool(), Reader(ended={3})
     memory = RegionMemory(rows, None, may_withhold=True)
     reads = claimed(memory)
-    reads.begin(1, at(0, 1))
-    reads.begin(2, at(2))
-    reads.begin(3, at(3))
+    reads.begin_reads(1, at(0, 1))
+    reads.begin_reads(2, at(2))
+    reads.begin_reads(3, at(3))
     assert reads.has(at(1))
     assert not reads.has(at(4))
     reads.verify(at(1, 4))
@@ -91,9 +91,9 @@ def test_rows_are_released_request_by_request_and_those_of_good_blocks_at_once()
     assert [read.is_ended for read in late] == [False, True]
     assert not rows[4, : 2 * PAGE_BYTES].any()
     assert (rows[4, 2 * PAGE_BYTES :] == BYTE).all()
-    with pytest.raises(UsageError, match="a drive may still write to 1 rows"):
+    with pytest.raises(UsageError, match="late bytes may still land in 1 rows"):
         memory.check_unused()
-    with pytest.raises(UsageError, match="row 6 of the region is in use by a late read of a drive"):
+    with pytest.raises(UsageError, match="row 6 of the region is in use by a late write"):
         memory.claim(np.array([6]), is_written=False)
     reader.acts[1]()
     assert late[0].wait(0)
@@ -102,10 +102,36 @@ def test_rows_are_released_request_by_request_and_those_of_good_blocks_at_once()
     memory.check_unused()
 
 
+def test_rows_of_agents_are_neither_wiped_nor_withheld_once_settled() -> None:
+    rows, reader = pool(), Reader()
+    memory = RegionMemory(rows, None, may_withhold=True)
+    writes = claimed(memory)
+    writes.begin(1, at(0, 1, 2, 3))
+    writes.begin_reads(1, at(3))
+    writes.begin(2, at(4))
+    assert writes.has(at(0))
+    writes.verify(at(1))
+    writes.settle(at(1, 2, 3))
+    assert not writes.has(at(1, 2))
+    assert writes.has(at(3)), "a drive may still write"
+    writes.forget(at(4))
+    writes.begin(5, at(4))
+    late = writes.end(reader.when_read)
+    assert [write.positions for write in late] == [(0, 3), (4,)]
+    assert not any(is_free(memory, NUMBERS[position]) for position in (0, 3, 4))
+    assert all(is_free(memory, NUMBERS[position]) for position in (1, 2))
+    reader.acts[1]()
+    reader.acts[5]()
+    assert not rows[NUMBERS[3], :PAGE_BYTES].any(), "a drive may have written"
+    others = [number for number in range(ROWS) if number != NUMBERS[3]]
+    assert (rows[others] == BYTE).all()
+    assert all(is_free(memory, number) for number in range(ROWS))
+
+
 def test_zeros_fill_the_last_page_of_good_blocks_that_were_read_here() -> None:
     rows = pool()
     reads = claimed(RegionMemory(rows, None, may_withhold=True))
-    reads.begin(1, at(0, 1, 2, 4))
+    reads.begin_reads(1, at(0, 1, 2, 4))
     reads.verify(at(0, 1, 2, 3, 4))
     assert reads.end(Reader().when_read) == []
     right = np.full_like(rows, BYTE)
@@ -118,7 +144,7 @@ def test_blocks_that_the_agent_delivers_after_all_are_wiped_and_not_withheld() -
     rows = pool()
     memory = RegionMemory(rows, None, may_withhold=True)
     reads = claimed(memory)
-    reads.begin(1, at(1, 2))
+    reads.begin_reads(1, at(1, 2))
     reads.forget(at(1, 3))
     assert not rows[1, : 2 * PAGE_BYTES].any()
     assert (rows[3] == BYTE).all(), "not read here"
@@ -146,7 +172,7 @@ def test_only_rows_of_whole_pages_take_reads_and_by_consent(
 def test_a_leaving_region_lets_go_of_its_memory_with_its_last_withheld_row() -> None:
     reader, memory = Reader(), RegionMemory(pool(), None, may_withhold=True)
     reads = claimed(memory)
-    reads.begin(1, at(0))
+    reads.begin_reads(1, at(0))
     reads.end(reader.when_read)
     memory.end_unused()
     assert not memory.is_ended
