@@ -1,6 +1,7 @@
 """D1: gets of blocks in the agent's DRAM, beside raw NIXL writes, and beside such writes with a tag pass.
 
-D1m are gets of a worker that copies the blocks out of the agent's memory itself.
+D1m are gets of a worker that copies the blocks out of the agent's memory itself. D1n are gets into rows of a
+region to which the agent writes.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def _figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
         contextlib.closing(suite.workload(plan, work.address, direct_memory=True)) as own,
         contextlib.closing(suite.start_raw_pair(plan, work)) as raw,
         RegionWork(own) as rows,
+        RegionWork(work, may_withhold=True) as written,
     ):
         chain = suite.resident_chain(work)
         limit = f"{raw.name} WRITE"
@@ -47,6 +49,14 @@ def _figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
         beside_copies = measure(
             Comparison("region", lambda: rows.get(chain), "copied", lambda: work.get_into(chain)), plan.pace
         )
+        written_beside_views = measure(
+            Comparison("region", lambda: written.get(chain), "views", lambda: work.get_views(chain)),
+            plan.pace,
+        )
+        written_beside_copies = measure(
+            Comparison("region", lambda: written.get(chain), "copied", lambda: work.get_into(chain)),
+            plan.pace,
+        )
         with contextlib.closing(TaggedNixl(plan.blocks, plan.block_bytes)) as tagged:
             checked = measure(
                 Comparison("views", lambda: work.get_views(chain), tagged.name, tagged.write), plan.pace
@@ -55,6 +65,7 @@ def _figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
                 Comparison("views", lambda: own.get_views(chain), tagged.name, tagged.write), plan.pace
             )
     get = f"get {batch} from DRAM, read by the worker"
+    write = f"get {batch} from DRAM into a region"
     return [
         Figure("D1", f"get {batch} from DRAM, views", "GB/s", views, Target(ratio_at_least=0.70)),
         Figure("D1c", f"get {batch} from DRAM, copied", "GB/s", copied, Target(ratio_at_least=0.55)),
@@ -64,4 +75,6 @@ def _figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
         Figure("D1mp", f"{get}, views", "GB/s", own_checked, Target(ratio_at_least=0.85)),
         Figure("D1mv", f"{get}, region beside views", "GB/s", beside_views, Target(ratio_at_least=1.0)),
         Figure("D1mr", f"{get}, region beside copies", "GB/s", beside_copies, Target(ratio_at_least=1.25)),
+        Figure("D1nv", f"{write} beside views", "GB/s", written_beside_views, Target(ratio_at_least=1.0)),
+        Figure("D1nr", f"{write} beside copies", "GB/s", written_beside_copies, Target(ratio_at_least=1.25)),
     ]

@@ -1,8 +1,9 @@
 """D3: puts acknowledged when staged, beside raw NIXL reads of the same batch between two processes.
 
 D3m are puts that the agent copies out of the worker's memory itself, and D6p such puts of one block, beside a
-memcpy. The next batch begins after the commit of the previous one, so that no put competes with earlier
-writes. Puts of one block follow each other at once.
+memcpy. D3n are puts from rows of a region, out of which the agent reads. The next batch begins after the
+commit of the previous one, so that no put competes with earlier writes. Puts of one block follow each other
+at once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from benchmarks.support.conditions import batch_text
 from benchmarks.support.figure import Figure, Target
+from benchmarks.support.operations import RegionWork
 
 from ostraca_cli.tools.bench import suite
 from ostraca_cli.tools.bench.limits import Memcpy
@@ -42,6 +44,7 @@ def _figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
         suite.own_workload(plan, directory, dram_bytes=suite.dram_bytes(plan)) as work,
         contextlib.closing(suite.workload(plan, work.address, direct_memory=True)) as own,
         contextlib.closing(suite.start_raw_pair(plan, work)) as raw,
+        RegionWork(work, may_withhold=True) as rows,
     ):
         limit = f"{raw.name} READ"
         slots = measure(Comparison("arena", lambda: work.put_slots(Ack.STAGED), limit, raw.read), plan.pace)
@@ -50,12 +53,17 @@ def _figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
             Comparison("arena", lambda: own.put_slots(Ack.STAGED), limit, raw.read), plan.pace
         )
         own_memory = measure(Comparison("memory", lambda: own.put(Ack.STAGED), limit, raw.read), plan.pace)
+        region = measure(
+            Comparison("region", lambda: rows.put(Ack.STAGED), "arena", lambda: work.put_slots(Ack.STAGED)),
+            plan.pace,
+        )
     put = f"put {batch} staged, read by the agent"
     return [
         Figure("D3", f"put {batch} staged, from arena", "GB/s", slots, Target(ratio_at_least=0.80)),
         Figure("D3", f"put {batch} staged, from memory", "GB/s", memory, Target(ratio_at_least=0.60)),
         Figure("D3m", f"{put}, from arena", "GB/s", own_slots, Target(ratio_at_least=0.80)),
         Figure("D3m", f"{put}, from memory", "GB/s", own_memory, Target(ratio_at_least=0.60)),
+        Figure("D3n", f"put {batch} staged, region beside arena", "GB/s", region, Target(ratio_at_least=1.0)),
     ]
 
 
