@@ -22,7 +22,7 @@ from tests.simulation.fabric.world.agent_memory import MemoryReads
 from tests.simulation.fabric.world.direct import DirectReads, OwnBlock
 from tests.simulation.fabric.world.watched import Watched
 from tests.simulation.fabric.world.world import STRIKES, Setup, World
-from tests.simulation.mutants.mutants import READ_FROM_MEMORY
+from tests.simulation.mutants.mutants import PUSHED, READ_FROM_MEMORY
 from tests.simulation.shard.model import ViolationError
 from tests.support.simulated.simulated_transport import TransferFaults
 from tests.support.simulated.virtual_hosts import HostsLoop
@@ -81,6 +81,19 @@ def test_operations_in_place_end_in_every_way() -> None:
         assert happened[f"{what} in place {most}"] > 20
         assert happened[f"{what} {most}"] > happened[f"{what} in place {most}"], "some cross the arena"
         assert happened[f"{what} in place LATE"] > 0
+
+
+def test_some_histories_have_workers_to_whose_rows_agents_write() -> None:
+    drawn = [drawn_setup(random.Random(seed)) for seed in range(100)]
+    assert 40 < sum(setup.pushed > 0 for setup in drawn) < 90
+
+
+def test_rows_that_agents_write_to_are_withheld_as_long_as_something_may_land_there() -> None:
+    happened = play(1, setup=PUSHED).happened + play(2, setup=PUSHED).happened
+    for what, most in (("get", "HIT"), ("put", "COMMITTED")):
+        assert happened[f"{what} in place {most}"] > 20
+        assert happened[f"{what} {most}"] > happened[f"{what} in place {most}"], "some cross the arena"
+    assert happened["rows withheld"] > 10
 
 
 def test_some_histories_have_workers_that_read_memory() -> None:

@@ -154,6 +154,14 @@ CROWDED = Setup(
 )
 CHAINED = Setup(chained=0.5, strikes=("link_is_slow",))
 IN_PLACE = Setup(hosts=1, inline=1.0, regions=0.7, numbers=256, blocks=(8, 16), strikes=("link_is_narrow",))
+PUSHED = Setup(
+    hosts=1,
+    pushed=0.7,
+    numbers=128,
+    blocks=(4, 8, 16),
+    transfer_faults=TransferFaults(stalls=0.3, stall_s=2.0),
+    strikes=("link_is_slow",),
+)
 ENDING = Setup(hosts=3, strikes=("agent_ends",))
 ENDING_SLOWLY = replace(ENDING, transfer_faults=TransferFaults(stalls=0.5, stall_s=1.0))
 
@@ -538,6 +546,26 @@ MUTANTS = (
         "rows take blocks in any order",
         region_mistakes.rows_take_blocks_in_any_order,
         (in_fabric(IN_PLACE),),
+    ),
+    Mutant(
+        "rows are free at the end of their get",
+        region_mistakes.rows_are_free_at_the_end_of_their_get,
+        (in_fabric(PUSHED),),
+    ),
+    Mutant(
+        "rows of an answered get are free",
+        region_mistakes.rows_of_an_answered_get_are_free,
+        (in_fabric(PUSHED),),
+    ),
+    Mutant(
+        "an answer names no moving blocks",
+        region_mistakes.an_answer_names_no_moving_blocks,
+        (in_fabric(PUSHED),),
+    ),
+    Mutant(
+        "withheld rows never come back",
+        region_mistakes.withheld_rows_never_come_back,
+        (in_fabric(PUSHED),),
     ),
     Mutant(
         "blocks read from memory are not verified",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from tests.simulation.fabric.world import regions
 from tests.simulation.mutants.mistakes import _change
 
 from ostraca._memory.inline_arena import InlineArenaEnd, RequestRows
+from ostraca._memory.row_writes import RowWrites
+from ostraca._protocol.ledger import Ledger
+from ostraca_dpu_agent.adapters.transports.submitted_stream import SubmittedStream
 from ostraca_fabric.sockets.stream import Outbox
 from ostraca_fabric.wire.frames import FrameReader
 
@@ -43,3 +47,36 @@ def rows_take_blocks_in_any_order() -> None:
         bind(self, request, slots[::-1], rows)
 
     _change(InlineArenaEnd, "bind", mixed_up)
+
+
+def rows_are_free_at_the_end_of_their_get() -> None:
+    def at_once(_self: Ledger, _request: int, act: Callable[[], None]) -> None:
+        act()
+
+    _change(Ledger, "when_settled", at_once)
+
+
+def rows_of_an_answered_get_are_free() -> None:
+    def answered(self: Ledger, request: int, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        entry = self._entries.get(request)
+        return np.full(len(offsets), entry is None or entry.is_answered)
+
+    _change(Ledger, "are_settled", answered)
+
+
+def an_answer_names_no_moving_blocks() -> None:
+    stop = SubmittedStream.stop
+
+    def nothing_left(self: SubmittedStream) -> NDArray[np.intp]:
+        return stop(self)[:0]
+
+    _change(SubmittedStream, "stop", nothing_left)
+
+
+def withheld_rows_never_come_back() -> None:
+    end = RowWrites.end
+
+    def never(self: RowWrites, _: Callable[[int, Callable[[], None]], None]) -> Any:
+        return end(self, lambda _request, _act: None)
+
+    _change(RowWrites, "end", never)

@@ -13,7 +13,7 @@ must.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from ostraca._memory.regions import RegionMemory
     from ostraca_fabric.ports.transport import BulkChannel
     from ostraca_fabric.tables.slots import Wave
 
@@ -66,12 +67,23 @@ class SimulatedPlane:
         self.dice = dice
         self.faults = faults or TransferFaults()
         self.arenas: dict[bytes, SimulatedArenaEnd] = {}
+        self.regions: dict[bytes, SimulatedRegion] = {}
+        """What peers may reach beside arenas, by the metadata of its offer."""
+
         self._keys = 0
 
     def new_key(self) -> bytes:
         """Return what no arena was offered by before."""
         self._keys += 1
         return self._keys.to_bytes(8, "little")
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatedRegion:
+    """Memory of a worker at an address."""
+
+    address: int
+    array: NDArray[np.uint8]
 
 
 class SimulatedArenaEnd:
@@ -100,6 +112,12 @@ class SimulatedArenaEnd:
     def offer(self) -> ArenaOffer:
         """As in the port."""
         return ArenaOffer(NAME, len(self.array), self._chunk_bytes, 0, self._key)
+
+    def offer_region(self, region: RegionMemory) -> bytes:
+        """As in the port, at once; forever, so that what is late has somewhere to land."""
+        metadata = region.address.to_bytes(8, "little")
+        self._plane.regions[metadata] = SimulatedRegion(region.address, region.array)
+        return metadata
 
     def progress(self) -> None:
         """As in the port: nothing here waits for it."""
@@ -181,17 +199,28 @@ class SimulatedPeer(SubmittedStreams):
         self._transport = transport
         self._offer = offer
         self._staging = staging
+        self._region: SimulatedRegion | None = None
+        """The last that was offered."""
+
         self._is_closed = False
+
+    def offer_regions(self, metadata: bytes) -> None:
+        """As in the port."""
+        self._region = self._transport.plane.regions[metadata]
 
     def submit(self, direction: Direction, wave: Wave) -> asyncio.Future[TransferEnd]:
         """As in the port."""
         end: asyncio.Future[TransferEnd] = asyncio.get_running_loop().create_future()
-        fits = wave.fits(staging_bytes=len(self._staging), arena_bytes=self._offer.arena_bytes)
-        if self._is_closed or not fits:
+        region = self._region if wave.in_regions else None
+        reach, size_bytes = wave, self._offer.arena_bytes
+        if region is not None:
+            reach, size_bytes = replace(wave, arena=wave.arena - region.address), len(region.array)
+        fits = reach.fits(staging_bytes=len(self._staging), arena_bytes=size_bytes)
+        if self._is_closed or not fits or (wave.in_regions and region is None):
             end.set_result(TransferEnd.FAILED)
         else:
-            transfer = Transfer(self._transport, self._offer.metadata, self._staging, direction, wave, end)
-            outside(transfer.begin)
+            key = self._offer.metadata
+            outside(Transfer(self._transport, key, region, self._staging, direction, wave, end).begin)
         return end
 
     def close(self) -> None:
@@ -206,6 +235,7 @@ class Transfer:
         self,
         transport: SimulatedTransport,
         arena: bytes,
+        region: SimulatedRegion | None,
         staging: NDArray[np.uint8],
         direction: Direction,
         wave: Wave,
@@ -215,6 +245,7 @@ class Transfer:
         self._transport = transport
         self._plane = transport.plane
         self._key = arena
+        self._region = region
         self._staging = staging
         self._is_sent = direction is Direction.TO_WORKER
         self._blocks = list(
@@ -282,12 +313,15 @@ class Transfer:
             return False
         from_at, to_at, length = self._blocks[row]
         length = int(length * part)
+        theirs, first = arena.array, to_at
+        if self._region is not None:
+            theirs, first = self._region.array, to_at - self._region.address
         if not self._is_sent:
-            self._staging[from_at : from_at + length] = arena.array[to_at : to_at + length]
+            self._staging[from_at : from_at + length] = theirs[first : first + length]
         elif length:
             arena.on_landing(to_at, self._slots[row])
             source = self._staging[from_at:] if self._copies is None else self._copies[row]
-            arena.array[to_at : to_at + length] = source[:length]
+            theirs[first : first + length] = source[:length]
         return True
 
     def _ended(self) -> None:

@@ -89,6 +89,7 @@ def drawn_setup(dice: random.Random) -> Setup:
     aside = random.Random(repr(dice.getstate()))  # so that other histories stay as they are
     setup = direct(setup, aside) if aside.random() < _DIRECT else setup
     setup = in_place(setup, aside) if setup.inline else setup
+    setup = replace(setup, pushed=random.Random(repr(("pushed", dice.getstate()))).choice([0.0, 0.5, 1.0]))
     return from_memory(setup, aside) if aside.random() < _FROM_MEMORY else setup
 
 

@@ -56,6 +56,9 @@ class Link:
     announced: tuple[int, bool] = (-1, False)
     """Version of the drives that the agent knows its worker to read, and whether its memory is read."""
 
+    is_offered: bool = False
+    """Whether the agent knows the region of the worker."""
+
     memory: MemoryReader | None = None
     """Reader of the agent's memory, where its worker may read it."""
 

@@ -1,7 +1,8 @@
-"""A worker's own memory as source and destination of blocks that cross inline: the SDK's regions.
+"""A worker's own memory as source and destination of blocks, without its arena: the SDK's regions.
 
 Rows hold poison but for the time of an operation. So a byte that lands before, or later, is noticed. And
-nothing may even refer to an operation's rows once it has ended.
+nothing may even refer to an operation's rows once it has ended, where blocks cross inline. On the data plane,
+rows are withheld from later operations as long as something may land there.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from tests.simulation.fabric.world.blocks import BLOCK_BYTES
 from tests.simulation.shard.model import ViolationError
 
 from ostraca._memory.regions import Region, RegionBlocks, RegionMemory
+from ostraca._memory.row_writes import RowWrites
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ostraca._memory.inline_arena import RequestRows
+    from ostraca._protocol.ledger import Ledger
+    from ostraca.results import LateWrite
 
 _ROWS = 48
 """Fewer than the arena has slots: where they are all in use, blocks go to the arena."""
@@ -38,20 +42,40 @@ class LentRows:
         self.rows: RequestRows | None = blocks.request_rows(np.arange(len(blocks.numbers)))
         """What the connection knows them by, until their operation ends."""
 
+        self.writes = RowWrites(blocks)
+        """What agents write there, on the data plane."""
+
         self._region = region
+
+    @property
+    def addresses(self) -> NDArray[np.uint64]:
+        return self.blocks.addresses(np.arange(len(self.blocks.numbers)))
 
     def block(self, row: int) -> bytes:
         """Return what lies in a row now, as long as its block is."""
         begin = int(self.offsets[row])
         return self.memory[begin : begin + int(self.blocks.lengths[row])].tobytes()
 
-    def give_back(self, source: Sequence[NDArray[np.uint8]] = ()) -> None:
-        """End the use of the rows, once their operation has ended. *source*: what a put had in them."""
+    def give_back(self, source: Sequence[NDArray[np.uint8]] = ()) -> int:
+        """End the use of the rows, once their operation has ended; no row is withheld.
+
+        *source*: what a put had in them.
+        """
         self.check_unused()
         for row, block in enumerate(source):
             if self.block(row) != block.tobytes():
                 raise ViolationError("bytes landed in a row of a put")
         self._region.give(self.blocks)
+        return 0
+
+    def give_back_written(self, ledger: Ledger) -> int:
+        """End the use of the rows of a get on the data plane; return how many are withheld."""
+        late = self.writes.end(ledger.when_settled)
+        withheld = [position for write in late for position in write.positions]
+        self._region.put_back(self.blocks, np.delete(np.arange(len(self.blocks.numbers)), withheld))
+        for write in late:
+            self._region.withhold(write, self.blocks)
+        return len(withheld)
 
     def check_unused(self) -> None:
         """Check that no frame to come or to go is left that uses the rows."""
@@ -68,10 +92,17 @@ class WatchedRegion:
         self._dice = dice
         self._share = share
         self._rows = np.full((_ROWS, BLOCK_BYTES), _POISON, np.uint8)
-        self._region = Region(RegionMemory(self._rows, None), RegionMemory.end)
+        self.offered = RegionMemory(self._rows, None, may_withhold=True)
+        """For its offer to agents."""
+
+        self._region = Region(self.offered, RegionMemory.end)
         self._free = list(range(_ROWS))
-        self.memory = self._region._memory.array
+        self._late: list[tuple[LateWrite, RegionBlocks]] = []
+        self.memory = self.offered.array
         """All rows, flat."""
+
+        self.on_free: Callable[[NDArray[np.uint64]], None] = lambda _: None
+        """Told the addresses of rows that belong to no operation from here on."""
 
     def take(self, lengths: NDArray[np.uint32], *, is_written: bool) -> LentRows | None:
         """Lend rows for blocks of these lengths, to a get or else to a put; None for the arena."""
@@ -88,16 +119,34 @@ class WatchedRegion:
 
     def give(self, blocks: RegionBlocks) -> None:
         """Take rows back."""
-        numbers = blocks.numbers.tolist()
-        for number, length in zip(numbers, blocks.lengths.tolist(), strict=True):
+        blocks.release()
+        self.put_back(blocks, np.arange(len(blocks.numbers)))
+
+    def withhold(self, write: LateWrite, blocks: RegionBlocks) -> None:
+        """Take rows back at the end of a late write."""
+        self._late.append((write, blocks))
+
+    def put_back(self, blocks: RegionBlocks, at: NDArray[np.intp]) -> None:
+        """Take rows back that are released, those of the blocks *at* positions."""
+        numbers = blocks.numbers[at].tolist()
+        for number, length in zip(numbers, blocks.lengths[at].tolist(), strict=True):
             if (self._rows[number, length:] != _POISON).any():
                 raise ViolationError(f"bytes landed behind a block of {length} bytes in row {number}")
-        blocks.release()
         self._rows[numbers] = _POISON
         self._free += numbers
+        self.on_free(blocks.addresses(at))
+
+    @property
+    def withheld(self) -> int:
+        """Number of gets with withheld rows."""
+        return len(self._late)
 
     def check(self) -> None:
         """Check that nothing has landed in rows of no operation."""
+        ended = [each for each in self._late if each[0].is_ended]
+        self._late = [each for each in self._late if not each[0].is_ended]
+        for write, blocks in ended:
+            self.put_back(blocks, np.array(write.positions))
         late = (self._rows[self._free] != _POISON).any(axis=1)
         if late.any():
             raise ViolationError(f"bytes landed in {late.sum()} rows whose operations have ended")

@@ -48,7 +48,7 @@ from ostraca_fabric.tables.digests import are_good, derive_keys, tag_seeds, tags
 from ostraca_fabric.tables.slots import SlotPool
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
-from ostraca_fabric.wire.handshake import DIRECT, LEAVING, MEMORY
+from ostraca_fabric.wire.handshake import DIRECT, LEAVING, MEMORY, REGIONS
 from ostraca_fabric.wire.messages import (
     WIRE_VERSION,
     WIRE_VERSION_OLDEST,
@@ -67,6 +67,7 @@ from ostraca_fabric.wire.messages import (
     Lookup,
     Put,
     PutDone,
+    RegionsOffer,
     Settled,
 )
 
@@ -111,6 +112,9 @@ class Ended:
     is_in_place: bool = False
     """Whether the blocks went from or to rows of the worker's region."""
 
+    withheld: int = 0
+    """Rows that something may land in after the end."""
+
     def take(self, rows: list[int], rest: Ended) -> None:
         """Take the end of blocks that were asked for again."""
         for row, state, reason in zip(rows, rest.states, rest.reasons, strict=True):
@@ -142,6 +146,7 @@ class Worker:
         worker_memories: WorkerMemories | None = None,
         is_lied_to: bool = False,
         regions: float = 0.0,
+        pushed: float = 0.0,
     ) -> None:
         self.name = name
         self.tenant = tenant
@@ -176,10 +181,12 @@ class Worker:
         """Slots that copies from an agent's memory are under way to."""
 
         self.region: WatchedRegion | None = None
-        """Where some blocks that cross inline go from and to."""
+        """Where some blocks go from and to."""
 
-        if regions and is_inline and self.direct is None:
-            self.region = WatchedRegion(random.Random(client), regions)
+        share = regions if is_inline else pushed
+        if share and self.direct is None:
+            self.region = WatchedRegion(random.Random(client), share)
+            self.region.on_free = lambda addresses: self._hold(addresses, 0)
         self._offered: OfferedMemory | None = None
         """What its agent may copy puts out of."""
 
@@ -203,6 +210,7 @@ class Worker:
                     *((LEAVING,) if self.is_told else ()),
                     *((DIRECT,) if self.direct else ()),
                     *((MEMORY,) if self._memories else ()),
+                    *((REGIONS,) if self.region is not None else ()),
                 ),
                 memory=None if self._offered is None else self._offered.offer,
             ),
@@ -250,6 +258,10 @@ class Worker:
         lengths, seeds = self._lengths_and_seeds(volume, numbers, spans)
         request = self._next_request()
         self._hold(slots, request)
+        lent = self._bound(link, request, slots, lengths, is_written=True)
+        is_pushed = lent is not None and self._inline is None
+        if lent is not None and is_pushed:
+            lent.writes.begin(request, np.arange(len(numbers)))
         message = Get(
             request,
             link.handles[volume],
@@ -259,15 +271,15 @@ class Worker:
             slots.astype(codec.U64).tobytes(),
             SLOT_BYTES,
             is_again=is_again,
+            addresses=lent.addresses.tobytes() if lent is not None and is_pushed else b"",
         )
         wanted = WantedBlocks(
             self, numbers, self.arena.array, slots, lengths, seeds, asked_s=self._now_s, until_s=until_s
         )
         if self.direct is not None:
             wanted.own = OwnGet(self.direct, request, slots, lengths, self._deliver)
-        lent = self._bound(request, slots, lengths, is_written=True)
         if lent is not None:
-            wanted.memory, wanted.offsets = lent.memory, lent.offsets
+            wanted.memory, wanted.offsets, wanted.lent = lent.memory, lent.offsets, lent
         if link.memory is not None:
             keys = derive_keys(volume.secret, spans)
             wanted.copies = MemoryGet(
@@ -279,8 +291,9 @@ class Worker:
         finish = await self._operate(link, operation, until_s, slots, wanted)
         if lent is not None:
             wanted.handed = {number: lent.block(numbers.index(number)) for number in wanted.handed}
-            lent.give_back()
         end = self._ended(link, finish.outcomes, wanted.handed, is_in_place=lent is not None)
+        if lent is not None:
+            end.withheld = lent.give_back_written(self.ledger) if is_pushed else lent.give_back()
         wanted.note_reads(end)
         rows = codec.positions(finish.again, len(numbers))
         if len(rows):
@@ -308,10 +321,11 @@ class Worker:
         slots = None if link is None else self._taken(len(numbers))
         if link is None or slots is None:
             return self._declined(numbers)
+        self._announce(link)
         volume, spans = self._blocks.volume_of_all(numbers), self._blocks.spans(numbers)
         lengths, seeds = self._lengths_and_seeds(volume, numbers, spans)
         request = self._next_request()
-        lent = self._bound(request, slots, lengths, is_written=False)
+        lent = self._bound(link, request, slots, lengths, is_written=False)
         memory, offsets = (self.arena.array, slots) if lent is None else (lent.memory, lent.offsets)
         for version, at in zip(versions, offsets.tolist(), strict=True):
             memory[at : at + len(version.data)] = version.data
@@ -325,16 +339,18 @@ class Worker:
             tags_of(memory, offsets, lengths, seeds).tobytes(),
             slots.astype(codec.U64).tobytes(),
             SLOT_BYTES,
-            addresses=self._addresses(link, memory, offsets),
+            addresses=self._addresses(link, memory, offsets, lent),
         )
         end = await self._operate(link, BlockOperation(message, until_s=until_s), until_s, slots)
         if lent is not None:
             lent.give_back([version.data for version in versions])
         return self._ended(link, end.outcomes, {}, is_in_place=lent is not None)
 
-    def _addresses(self, link: Link, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> bytes:
+    def _addresses(
+        self, link: Link, memory: NDArray[np.uint8], offsets: NDArray[np.int64], lent: LentRows | None
+    ) -> bytes:
         if self._offered is None or not link.connection.welcome.reads_worker:
-            return b""
+            return b"" if lent is None or self._inline is not None else lent.addresses.tobytes()
         return self._offered.addresses(memory, offsets).tobytes()
 
     async def lookup(self, numbers: list[int], deadline_s: float, pin_s: float = 0.0) -> Ended:
@@ -380,6 +396,8 @@ class Worker:
                     effect = todo.popleft()
                     if isinstance(effect, Finish):
                         self._links.count(is_heard=is_heard)
+                        if wanted is not None and slots is not None:
+                            wanted.settle(self.ledger.are_settled(request, slots))
                         self._keep(request, slots, effect.again)
                         return effect
                     if isinstance(effect, Verify | ReadExtents):
@@ -511,6 +529,10 @@ class Worker:
     def _announce(self, link: Link) -> None:
         """Tell the agent what is read here, where this is news: which drives, and whether its memory."""
         direct, welcome = self.direct, link.connection.welcome
+        region = self.region if REGIONS in welcome.features and not link.is_offered else None
+        if region is not None and isinstance(self.arena, SimulatedArenaEnd):
+            link.connection.tell(RegionsOffer(self.arena.offer_region(region.offered)))
+            link.is_offered = True
         if link.memory is None and welcome.memory is not None and self._memories is not None:
             link.memory = MemoryReader(self._memories, link.agent, link.start_id)
         reads_drives = direct is not None and DIRECT in welcome.features
@@ -553,16 +575,26 @@ class Worker:
         return slots
 
     def _bound(
-        self, request: int, slots: NDArray[np.int64], lengths: NDArray[np.uint32], *, is_written: bool
+        self,
+        link: Link,
+        request: int,
+        slots: NDArray[np.int64],
+        lengths: NDArray[np.uint32],
+        *,
+        is_written: bool,
     ) -> LentRows | None:
         """Make a request's slots names of rows, where it is to use some; return those."""
+        if self._inline is None and not link.is_offered:
+            return None
         lent = None if self.region is None else self.region.take(lengths, is_written=is_written)
+        if lent is not None:
+            self._hold(lent.addresses, request)
         if lent is not None and lent.rows is not None and self._inline is not None:
             self._inline.bind(request, slots, lent.rows)
         return lent
 
-    def _hold(self, slots: NDArray[np.int64], request: int) -> None:
-        """Let only what this request asks for land in these slots."""
+    def _hold(self, slots: NDArray[np.int64] | NDArray[np.uint64], request: int) -> None:
+        """Let only what this request asks for land in these slots, or rows by their addresses."""
         for at in slots.tolist():
             self._holders[at] = request
 
@@ -623,6 +655,9 @@ class WantedBlocks:
     own: OwnGet | None = None
     """Reads of drives, where the worker reads any."""
 
+    lent: LentRows | None = None
+    """Rows for the blocks, unless they land in the arena."""
+
     copies: MemoryGet | None = None
     """Copies from the agent's memory, where the worker reads that."""
 
@@ -639,6 +674,11 @@ class WantedBlocks:
         verified = await self._copied(wanted) if wanted.places else self._verified(wanted)
         self._hand_over(verified)
         return verified
+
+    def settle(self, is_settled: NDArray[np.bool_]) -> None:
+        """Take word of blocks that nothing is sent to any more."""
+        if self.lent is not None:
+            self.lent.writes.settle(np.flatnonzero(is_settled))
 
     def note_reads(self, end: Ended) -> None:
         """Say in the end of the get which blocks the worker had to read."""
@@ -665,7 +705,10 @@ class WantedBlocks:
 
     def _hand_over(self, verified: Verified) -> None:
         found = codec.positions(verified.positions, len(self.numbers))
-        for row in found[codec.u8(verified.verdicts, len(found)) == BlockVerdict.GOOD].tolist():
+        good = found[codec.u8(verified.verdicts, len(found)) == BlockVerdict.GOOD]
+        if self.lent is not None:
+            self.lent.writes.verify(good.astype(np.int64))
+        for row in good.tolist():
             begin, length = int(self.offsets[row]), int(self.lengths[row])
             self.handed[self.numbers[row]] = self.memory[begin : begin + length].tobytes()
 

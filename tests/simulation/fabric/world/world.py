@@ -104,6 +104,9 @@ class Setup:
     regions: float = 0.0
     """The share of their operations whose blocks lie in rows of the worker's own memory."""
 
+    pushed: float = 0.0
+    """The same of the other workers, to whose rows agents write."""
+
     wires: tuple[int, ...] = (WIRE_VERSION,)
     """The newest version of the wire that workers speak: agents speak one that is older, or the same."""
 
@@ -301,6 +304,7 @@ class World:
                 worker_memories=self.worker_memories,
                 is_lied_to=self.setup.lies > 0,
                 regions=self.setup.regions,
+                pushed=self.setup.pushed,
             )
         )
         worker.on_bad_read = lambda *read: self.judge(check_bad_read, self, *read)
@@ -352,6 +356,7 @@ class World:
                 self.story.happened[f"{what} {state(each).name}"] += 1
                 if end.is_in_place:
                     self.story.happened[f"{what} in place {state(each).name}"] += 1
+            self.story.happened["rows withheld"] += end.withheld
         self.story.tell(name, f"{what} {numbers} by {end.agent or 'nobody'}: {said}")
 
     def _begin(self, name: str, moving: Coroutine[None, None, None]) -> None:
@@ -411,8 +416,11 @@ class World:
         """Look at everything at once."""
         for process in self.workers.values():
             check_ledger(process.worker.ledger)
-            if process.worker.region is not None:
-                process.worker.region.check()
+            region = process.worker.region
+            if region is not None:
+                region.check()
+                if region.withheld and not process.worker.ledger.quarantined_bytes:
+                    raise ViolationError(f"rows of {process.worker.name} are withheld, and nothing can land")
         for agent in self.agents.values():
             if agent.is_alive:
                 for owned in agent.shards.values():
