@@ -255,9 +255,19 @@ class Traffic:
 class RegionTraffic(Traffic):
     """Traffic whose gets and puts are in place, in a pool of rows used again and again."""
 
-    def __init__(self, client: ostraca.Client, volumes: Sequence[Any], *, seed: int, blocks: int) -> None:
-        super().__init__(volumes, seed=seed, blocks=blocks)
-        self._pool = PoisonedPool(client, rows=2 * self._batch_max)
+    def __init__(
+        self,
+        client: ostraca.Client,
+        volumes: Sequence[Any],
+        *,
+        seed: int | Sequence[int],
+        blocks: int,
+        stalls: Callable[[], Mapping[str, float]] = dict,
+        withheld_max: int = 0,
+    ) -> None:
+        """Work as ``Traffic``; so many rows may be withheld at one time."""
+        super().__init__(volumes, seed=seed, blocks=blocks, stalls=stalls)
+        self._pool = PoisonedPool(client, rows=2 * self._batch_max + withheld_max)
         self._lent: RegionRows | None = None
 
     def _put(self, volume: Any, numbers: list[int], deadline_s: float) -> Callable[[], Any]:
@@ -315,9 +325,7 @@ class _Get:
         self._deadline_s = deadline_s
 
     def __call__(self) -> Any:
-        found = self._volume.get(self._chain, into=self._given, deadline_s=self._deadline_s)
-        assert found.withheld.wait(FREE_S)
-        return found
+        return self._volume.get(self._chain, into=self._given, deadline_s=self._deadline_s)
 
 
 def put_all(volume: ostraca.Volume, blocks: int) -> None:
