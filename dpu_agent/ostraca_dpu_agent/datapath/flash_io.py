@@ -15,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -197,9 +198,11 @@ class ReadPlan:
         positions: NDArray[np.intp],
         *,
         per_part: int,
+        per_first: int = 0,
     ) -> ReadPlan:
         """Plan the blocks at *positions*, with up to *per_part* blocks of one drive in a part.
 
+        The first of several parts of a drive has *per_first* blocks, if given: the prefix comes early.
         *seeds* are those of the whole request. Parts keep the order of the request.
         """
         offsets = locations.drive_offsets()
@@ -208,14 +211,14 @@ class ReadPlan:
         first = 0
         for drive, its in locations.by_drive(positions):
             if len(its) <= per_part:
+                cuts = [0, len(its)]
                 ordered.append(its[np.argsort(offsets[its])])
             else:
-                parts = np.arange(len(its)) // per_part
+                cuts = [0, *range(per_first or per_part, len(its), per_part), len(its)]
+                parts = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))
                 ordered.append(its[np.lexsort((offsets[its], parts))])
-            last = first + len(its)
-            cuts = range(first, last, per_part)
-            queues.append((drive, deque(slice(at, min(at + per_part, last)) for at in cuts)))
-            first = last
+            queues.append((drive, deque(slice(first + at, first + to) for at, to in pairwise(cuts))))
+            first += len(its)
         order = ordered[0] if len(ordered) == 1 else np.concatenate((positions[:0], *ordered))
         lengths = locations.lengths[order]
         return cls(

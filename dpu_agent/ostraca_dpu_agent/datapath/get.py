@@ -283,7 +283,13 @@ class GetRun(TransferRun[Get]):
             if drives and not self._deadline.is_over():
                 found = self._leave_drives(locations, found, drives)
             if len(found):
-                plan = ReadPlan.of(locations, self._blocks.seeds, found, per_part=per_part)
+                plan = ReadPlan.of(
+                    locations,
+                    self._blocks.seeds,
+                    found,
+                    per_part=per_part,
+                    per_first=context.blocks_per_wave(self._slot_bytes),
+                )
                 lanes = context.parts_at_once(context.settings.reads_ahead, per_part * self._slot_bytes)
                 queues = interleave_drives(plan.queues, lanes=lanes)
                 await run_all(context.tasks, [self._lane(plan, *queue) for queue in queues])

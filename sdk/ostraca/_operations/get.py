@@ -105,6 +105,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
             blocks_max=self._blocks_max,
             arena_slots=self._arena.ledger.slots_of(self._slot_bytes),
             windows_inflight=self._settings.windows_inflight,
+            is_first=not first,
         )
         slots = self._take(wanted)
         if slots is None:

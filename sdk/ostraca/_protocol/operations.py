@@ -468,12 +468,20 @@ def windows(chains: Sequence[Chain], blocks_max: int) -> Iterator[Window]:
         yield Window(first, blocks_max - room, tuple(part))
 
 
-def window_blocks(*, left: int, blocks_max: int, arena_slots: int, windows_inflight: int) -> int:
+_FIRST_SHARE = 32
+"""Part of a window that the first request of many names: the prefix comes early."""
+
+
+def window_blocks(
+    *, left: int, blocks_max: int, arena_slots: int, windows_inflight: int, is_first: bool = False
+) -> int:
     """Choose the number of blocks in the next request of a get.
 
     If the arena can hold all remaining blocks, the request names all: the agent makes its own waves.
     Otherwise the request names a share of the arena, so that one window is verified and copied while others
     are under way.
     """
-    share = arena_slots if left <= arena_slots else max(1, arena_slots // windows_inflight)
-    return min(left, blocks_max, share)
+    if left <= arena_slots:
+        return min(left, blocks_max)
+    share = arena_slots // windows_inflight
+    return min(blocks_max, max(1, share // _FIRST_SHARE if is_first else share))

@@ -39,6 +39,24 @@ def test_parts_are_read_in_the_order_of_the_request_and_their_blocks_in_that_of_
     assert plan.seeds.tolist() == plan.tags[:, 0].tolist() == plan.positions.tolist()
 
 
+def test_the_first_of_several_parts_of_a_drive_may_be_short() -> None:
+    located = BlockLocations.empty(12)
+    located.sources = [
+        BlockSource(AgentId("a"), ShardId(shard), DriveId(drive), 0)
+        for shard, drive in (("s0", "one"), ("s1", "two"))
+    ]
+    located.source[:] = [0] * 9 + [1] * 3
+    located.lengths[:] = 5000
+    located.offsets[:] = np.arange(12)[::-1] * 8192
+    seeds, positions = np.arange(12, dtype=np.uint64), np.arange(12)
+    plan = ReadPlan.of(located, seeds, positions, per_part=3, per_first=2)
+    assert plan.queues == [
+        (DriveId("one"), deque([slice(0, 2), slice(2, 5), slice(5, 8), slice(8, 9)])),
+        (DriveId("two"), deque([slice(9, 12)])),
+    ]
+    assert plan.positions.tolist() == [1, 0, 4, 3, 2, 7, 6, 5, 8, 11, 10, 9]
+
+
 def queue(drive: str, waves: int) -> tuple[DriveId, deque[slice]]:
     return DriveId(drive), deque(slice(1) for _ in range(waves))
 

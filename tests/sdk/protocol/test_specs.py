@@ -64,6 +64,13 @@ def test_a_batch_that_fits_the_arena_is_one_window_and_a_larger_one_is_cut_into_
     assert window_blocks(left=2, blocks_max=8, arena_slots=1, windows_inflight=4) == 1
 
 
+def test_the_first_of_many_windows_is_short_so_that_the_prefix_comes_early() -> None:
+    assert window_blocks(left=64, blocks_max=1024, arena_slots=64, windows_inflight=4, is_first=True) == 64
+    many = window_blocks(left=9999, blocks_max=1024, arena_slots=1024, windows_inflight=4, is_first=True)
+    assert many == 8
+    assert window_blocks(left=65, blocks_max=1024, arena_slots=64, windows_inflight=4, is_first=True) == 1
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e9, "1", None, True])
 def test_a_time_that_cannot_be_kept_to_is_refused(value: object) -> None:
     with pytest.raises(UsageError, match="deadline_s"):
