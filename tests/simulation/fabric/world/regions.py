@@ -86,11 +86,15 @@ class LentRows:
 
 
 class WatchedRegion:
-    """One worker's. *share* of its operations are to use rows, by its own dice."""
+    """One worker's. *share* of its operations are to use rows, by its own dice.
 
-    def __init__(self, dice: random.Random, share: float) -> None:
+    Blocks that a lying data plane mixes up land in each other's rows, longer ones too.
+    """
+
+    def __init__(self, dice: random.Random, share: float, *, is_lied_to: bool = False) -> None:
         self._dice = dice
         self._share = share
+        self._is_lied_to = is_lied_to
         self._rows = np.full((_ROWS, BLOCK_BYTES), _POISON, np.uint8)
         self.offered = RegionMemory(self._rows, None, may_withhold=True)
         """For its offer to agents."""
@@ -130,7 +134,7 @@ class WatchedRegion:
         """Take rows back that are released, those of the blocks *at* positions."""
         numbers = blocks.numbers[at].tolist()
         for number, length in zip(numbers, blocks.lengths[at].tolist(), strict=True):
-            if (self._rows[number, length:] != _POISON).any():
+            if not self._is_lied_to and (self._rows[number, length:] != _POISON).any():
                 raise ViolationError(f"bytes landed behind a block of {length} bytes in row {number}")
         self._rows[numbers] = _POISON
         self._free += numbers

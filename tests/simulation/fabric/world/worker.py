@@ -185,7 +185,7 @@ class Worker:
 
         share = regions if is_inline else pushed
         if share and self.direct is None:
-            self.region = WatchedRegion(random.Random(client), share)
+            self.region = WatchedRegion(random.Random(client), share, is_lied_to=is_lied_to and not is_inline)
             self.region.on_free = lambda addresses: self._hold(addresses, 0)
         self._offered: OfferedMemory | None = None
         """What its agent may copy puts out of."""
@@ -321,7 +321,6 @@ class Worker:
         slots = None if link is None else self._taken(len(numbers))
         if link is None or slots is None:
             return self._declined(numbers)
-        self._announce(link)
         volume, spans = self._blocks.volume_of_all(numbers), self._blocks.spans(numbers)
         lengths, seeds = self._lengths_and_seeds(volume, numbers, spans)
         request = self._next_request()
@@ -529,10 +528,6 @@ class Worker:
     def _announce(self, link: Link) -> None:
         """Tell the agent what is read here, where this is news: which drives, and whether its memory."""
         direct, welcome = self.direct, link.connection.welcome
-        region = self.region if REGIONS in welcome.features and not link.is_offered else None
-        if region is not None and isinstance(self.arena, SimulatedArenaEnd):
-            link.connection.tell(RegionsOffer(self.arena.offer_region(region.offered)))
-            link.is_offered = True
         if link.memory is None and welcome.memory is not None and self._memories is not None:
             link.memory = MemoryReader(self._memories, link.agent, link.start_id)
         reads_drives = direct is not None and DIRECT in welcome.features
@@ -584,7 +579,7 @@ class Worker:
         is_written: bool,
     ) -> LentRows | None:
         """Make a request's slots names of rows, where it is to use some; return those."""
-        if self._inline is None and not link.is_offered:
+        if self._inline is None and not self._is_offered(link):
             return None
         lent = None if self.region is None else self.region.take(lengths, is_written=is_written)
         if lent is not None:
@@ -592,6 +587,16 @@ class Worker:
         if lent is not None and lent.rows is not None and self._inline is not None:
             self._inline.bind(request, slots, lent.rows)
         return lent
+
+    def _is_offered(self, link: Link) -> bool:
+        """Return whether the agent may know the region; tell it."""
+        features = link.connection.welcome.features
+        if self.region is None or not isinstance(self.arena, SimulatedArenaEnd) or REGIONS not in features:
+            return False
+        if not link.is_offered:
+            link.connection.tell(RegionsOffer(self.arena.offer_region(self.region.offered)))
+            link.is_offered = True
+        return True
 
     def _hold(self, slots: NDArray[np.int64] | NDArray[np.uint64], request: int) -> None:
         """Let only what this request asks for land in these slots, or rows by their addresses."""
