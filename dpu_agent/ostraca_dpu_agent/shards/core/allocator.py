@@ -17,6 +17,8 @@ from ostraca_fabric.model.chain import DEPTH_UNKNOWN
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.outcome import PutState, Reason
 
+_DECLINED, _NONE = int(PutState.DECLINED), int(Reason.NONE)  # numpy takes three times as long with members
+
 
 class SpaceAllocator:
     """Reserves space of a shard for writers, and takes space back."""
@@ -55,36 +57,36 @@ class SpaceAllocator:
     ) -> Allocations:
         """Answer ``ShardCore.reserve``."""
         of_pool = self._ring.pools.of(pool)
-        exists, reasons = self._admit(now_s, keys, lengths, depths, of_pool, is_again=is_again)
-        wanted = np.flatnonzero(~exists & (reasons == Reason.NONE))
-        numbers, offsets = self._allocate(
+        answer = Allocations.none(self._catalog.index.find(keys) >= 0, Reason.NONE)
+        wanted = self._admit(now_s, keys, lengths, depths, of_pool, answer, is_again=is_again)
+        reserved = self._allocate(
             now_s,
             of_pool,
             keys[wanted],
             lengths[wanted],
             hold_s=hold_s,
-            kept_until_s=np.full(len(wanted), end_of(now_s, ttl_s)),
+            kept_until_s=np.array([end_of(now_s, ttl_s)]),
         )
-        self._counters.blocks_reserved += len(numbers)
-        return _answer(exists, reasons, wanted, numbers, offsets)
+        self._counters.blocks_reserved += len(reserved[0])
+        _grant(answer, wanted, *reserved)
+        return answer
 
     def reserve_copies(
         self, now_s: float, keys: NDArray[np.uint8], lengths: NDArray[np.uint32], *, hold_s: float
     ) -> Allocations:
         """Answer ``ShardCore.reserve_copies``."""
-        nothing = np.zeros(len(keys), np.bool_)
+        answer = Allocations.none(np.zeros(len(keys), np.bool_), Reason.NO_SPACE)
         if self._grants.refusal(now_s) is not Reason.NONE:
-            return Allocations.none(nothing, Reason.NO_SPACE)
+            return answer
         index = self._catalog.index
         rows = index.find(keys)
         wanted = np.flatnonzero(rows >= 0)  # blocks dropped meanwhile are not copied,
         wanted = wanted[index.is_read(rows[wanted])]  # nor those whose session has ended
         is_new = self._reservations.are_new(keys[wanted])
-        reasons = np.full(len(keys), Reason.NO_SPACE, np.uint8)
-        reasons[wanted[~is_new]] = Reason.IN_FLIGHT
+        answer.reasons[wanted[~is_new]] = Reason.IN_FLIGHT
         wanted = wanted[is_new]
         if not len(wanted):
-            return Allocations.none(nothing, reasons)
+            return answer
         segments = self._catalog.segments_of(rows[wanted])
         is_together = self._ring.pool_numbers[segments] == self._ring.pool_numbers[segments[0]]
         wanted, segments = wanted[is_together], segments[is_together]  # a batch lies in one segment
@@ -92,7 +94,7 @@ class SpaceAllocator:
         kept_until_s = self._catalog.lifetimes.ends_s(segments, index.marks(rows[wanted]))
         self._eviction.request(now_s, pool)
         wanted = wanted[: min(self._reservations.room, self._index_room(pool))]
-        numbers, offsets = self._allocate(
+        reserved = self._allocate(
             now_s,
             pool,
             keys[wanted],
@@ -101,7 +103,8 @@ class SpaceAllocator:
             kept_until_s=kept_until_s,
             is_reinsertion=True,
         )
-        return _answer(nothing, reasons, wanted, numbers, offsets)
+        _grant(answer, wanted, *reserved)
+        return answer
 
     def _admit(
         self,
@@ -110,40 +113,40 @@ class SpaceAllocator:
         lengths: NDArray[np.uint32],
         depths: NDArray[np.uint32] | None,
         pool: Pool,
+        answer: Allocations,
         *,
         is_again: bool,
-    ) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
-        """Return whether each block exists, and a Reason for each; NONE for existing and admitted blocks.
+    ) -> NDArray[np.intp]:
+        """Return the blocks to store, and note a Reason for each refused one in an *answer* of existing ones.
 
         Existing blocks and blocks in flight cost nothing and come first; then blocks not worth a write; then
         blocks without room. Blocks of a repeated request (*is_again*) were admitted before: a waiting put
         must not count as a second touch.
         """
-        stored_bytes = _stored_bytes(lengths)
+        reasons, stored_bytes = answer.reasons, _stored_bytes(lengths)
+        wanted = (answer.states == _DECLINED).nonzero()[0]
         is_bad = (stored_bytes == 0) | (stored_bytes > self._ring.geometry.data_bytes)
-        exists = self._catalog.index.find(keys) >= 0
-        reasons = np.where(is_bad & ~exists, Reason.BAD_LENGTH, Reason.NONE).astype(np.uint8)
-        wanted = np.flatnonzero(~is_bad & ~exists)
+        wanted = _without(wanted, is_bad[wanted], reasons, Reason.BAD_LENGTH)
         refusal = self._grants.refusal(now_s)
         if refusal is not Reason.NONE:
             reasons[wanted] = refusal
-            return exists, reasons
+            return wanted[:0]
         is_new = self._reservations.are_new(keys[wanted])
-        reasons[wanted[~is_new]] = Reason.IN_FLIGHT
-        wanted = wanted[is_new]
+        wanted = _without(wanted, ~is_new, reasons, Reason.IN_FLIGHT)
         if not is_again:
             if depths is None:
                 depths = np.full(len(keys), DEPTH_UNKNOWN, np.uint32)
-            reasons[wanted] = self._budget.decide(
+            reasons[wanted] = found = self._budget.decide(
                 now_s, keys[wanted], stored_bytes[wanted], depths[wanted], pool=pool.number
             )
-            wanted = wanted[reasons[wanted] == Reason.NONE]
+            wanted = wanted[found == _NONE]
         reasons[wanted[self._reservations.room :]] = Reason.OVERLOADED
         wanted = wanted[: self._reservations.room]
         if len(wanted):
             self._eviction.request(now_s, pool)
-        reasons[wanted[self._index_room(pool) :]] = Reason.INDEX_FULL
-        return exists, reasons
+        room = self._index_room(pool)
+        reasons[wanted[room:]] = Reason.INDEX_FULL
+        return wanted[:room]
 
     def _index_room(self, pool: Pool) -> int:
         """Return the number of index entries left for a pool's blocks."""
@@ -161,7 +164,10 @@ class SpaceAllocator:
         kept_until_s: NDArray[np.float64],
         is_reinsertion: bool = False,
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """Reserve a pool's space for as many blocks, in order, as fit; return (numbers, offsets)."""
+        """Reserve a pool's space for as many blocks, in order, as fit; return (numbers, offsets).
+
+        *kept_until_s*: end of the lifetime of each block, or of all.
+        """
         sizes = _stored_bytes(lengths)
         offsets, segments = self._ring.place(pool, sizes)
         while len(offsets) < len(sizes) and self._eviction.make_room(now_s, pool):
@@ -220,16 +226,22 @@ def _stored_bytes(lengths: NDArray[np.uint32]) -> NDArray[np.int64]:
     return stored
 
 
-def _answer(
-    exists: NDArray[np.bool_],
-    reasons: NDArray[np.uint8],
+def _without(
+    wanted: NDArray[np.intp], is_refused: NDArray[np.bool_], reasons: NDArray[np.uint8], reason: Reason
+) -> NDArray[np.intp]:
+    """Refuse some of the *wanted* blocks for a reason; return the others."""
+    reasons[wanted[is_refused]] = reason
+    return wanted[~is_refused]
+
+
+def _grant(
+    answer: Allocations,
     wanted: NDArray[np.intp],
     numbers: NDArray[np.uint64],
     offsets: NDArray[np.uint64],
-) -> Allocations:
-    """Build the answer: the first of the *wanted* blocks have space, as many as there are *numbers*."""
-    answer, placed = Allocations.none(exists, reasons), wanted[: len(numbers)]
-    answer.reasons[wanted] = Reason.NO_SPACE
+) -> None:
+    """Note the space of the first *wanted* blocks, as many as there are *numbers*: the others have none."""
+    placed = wanted[: len(numbers)]
+    answer.reasons[wanted[len(numbers) :]] = Reason.NO_SPACE
     answer.states[placed], answer.reasons[placed] = PutState.STAGED, Reason.NONE
     answer.reservations[placed], answer.offsets[placed] = numbers, offsets
-    return answer

@@ -16,6 +16,7 @@ from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.extent import Extents, Generation
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.policies.endurance import EnduranceSettings
+from ostraca_fabric.wire.codec import U8, U64
 
 _BLOCKS_MAX_MIN = 16
 
@@ -95,9 +96,10 @@ class Allocations:
     @classmethod
     def none(cls, exists: NDArray[np.bool_], reasons: NDArray[np.uint8] | Reason) -> Allocations:
         """Reserve nothing: blocks either EXIST, or are declined for one reason or a Reason each."""
-        states = np.where(exists, PutState.EXISTS, PutState.DECLINED).astype(np.uint8)
-        declined = np.where(exists, Reason.NONE, reasons).astype(np.uint8)
-        return cls(states, declined, np.zeros(len(exists), np.uint64), np.zeros(len(exists), np.uint64))
+        answer = cls(*(np.zeros(len(exists), column) for column in (U8, U8, U64, U64)))
+        answer.states[:], answer.reasons[:] = PutState.DECLINED, reasons
+        answer.states[exists], answer.reasons[exists] = PutState.EXISTS, Reason.NONE
+        return answer
 
 
 @dataclass(frozen=True, slots=True)

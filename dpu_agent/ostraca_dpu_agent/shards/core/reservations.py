@@ -70,7 +70,8 @@ class ReservationTable:
 
     def are_new(self, keys: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Return whether each key is the first of its value here, and not being written."""
-        return first_of_each(keys) & (self.in_flight.find(keys) < 0)
+        is_new = self.in_flight.find(keys) < 0
+        return is_new if len(keys) <= 1 else is_new & first_of_each(keys)
 
     def add(
         self,
@@ -85,7 +86,7 @@ class ReservationTable:
     ) -> NDArray[np.uint64]:
         """Reserve space for blocks whose keys are not in flight; return the numbers of the reservations.
 
-        *kept_until_s*: ends of the blocks' lifetimes. *is_reinsertion*: copies of blocks that the shard has.
+        *kept_until_s*: end of the lifetime of each block, or of all. *is_reinsertion*: copies of blocks that the shard has.
         """
         count = len(keys)
         assert 0 < count <= self.room, f"{count} reservations where {self.room} fit"

@@ -13,6 +13,7 @@ from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.policies.endurance import EnduranceSettings, WriteMeter, years_left
 from ostraca_fabric.policies.flash_admission import FlashAdmission, GhostFilter
 from ostraca_fabric.policies.write_budget import SharedBudget, WriteBudget
+from ostraca_fabric.wire.codec import filled
 
 
 class ShardWriteBudget:
@@ -76,7 +77,7 @@ class ShardWriteBudget:
     ) -> NDArray[np.uint8]:
         """Return a Reason for each block of a pool, as ``FlashAdmission.decide``."""
         if self._admission is None or self._budget is None:
-            return np.full(len(keys), Reason.NONE, np.uint8)
+            return filled(len(keys), Reason.NONE)
         return self._admission.decide(now_s, keys, stored_bytes, depths, budget=self._budget.part_of(pool))
 
     @property

@@ -257,8 +257,8 @@ class Ring:
             segment = pool.current or self.take_next(pool)
             if segment is None:
                 break
-            ends = np.cumsum(sizes[placed:])
-            fits = int(np.searchsorted(ends, self.geometry.data_bytes - segment.bytes_used, side="right"))
+            ends = sizes[placed:].cumsum()
+            fits = int(ends.searchsorted(self.geometry.data_bytes - segment.bytes_used, side="right"))
             fits = min(fits, pool.limits.entries_max - segment.entries_used)
             if fits <= 0:  # the pool's limit may have fallen since the segment was opened
                 segment.is_short = True
