@@ -111,7 +111,7 @@ class PutRun(TransferRun[Put]):
         self._memory = worker.memory if request.addresses else None
         self._in_regions = self._memory is None and self._is_in_regions()
         self._space = Space(
-            context.owners,
+            context.locator,
             context.commits,
             self._blocks,
             self._outcomes.set,

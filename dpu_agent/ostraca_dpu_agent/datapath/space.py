@@ -8,11 +8,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.commits import Commits, ReservedShard
+from ostraca_dpu_agent.datapath.location.locator import Locator
 from ostraca_dpu_agent.datapath.location.routing import (
     Routes,
     ShardPart,
@@ -26,7 +29,7 @@ from ostraca_fabric.model.chain import DEPTH_UNKNOWN, Span
 from ostraca_fabric.model.fabric_map import FabricMap
 from ostraca_fabric.model.ids import AgentId, DriveId
 from ostraca_fabric.model.outcome import PutState, Reason
-from ostraca_fabric.ports.owners import Owners
+from ostraca_fabric.ports.owners import GivenSpace, WantedSpace
 from ostraca_fabric.runtime.tasks import gathered
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import distinct
@@ -45,6 +48,8 @@ End = Callable[[Positions, PutState | NDArray[np.uint8], Reason | NDArray[np.uin
 
 log = logging.getLogger(__name__)
 
+_DECLINED, _STAGED = int(PutState.DECLINED), int(PutState.STAGED)  # numpy takes thrice as long with members
+
 _IS_RETRYABLE = np.isin(np.arange(256), (Reason.BUSY, Reason.INDEX_FULL))
 """Reasons of an owner that may accept the block a moment later."""
 
@@ -57,7 +62,7 @@ class Space:
 
     def __init__(
         self,
-        owners: Owners,
+        locator: Locator,
         commits: Commits,
         blocks: RequestBlocks,
         end: End,
@@ -67,11 +72,11 @@ class Space:
         ttl_s: float,
         pool: int,
     ) -> None:
-        """Begin without space.
+        """Begin without space, in reach of the shards and owners of *locator*.
 
         *ttl_s* is the put's, and *pool* the flash pool of its blocks.
         """
-        self._owners = owners
+        self._locator = locator
         self._commits = commits
         self._blocks = blocks
         self._end = end
@@ -80,12 +85,13 @@ class Space:
         self._ttl_s = ttl_s
         self._pool = pool
         self._targets: list[ReservedShard] = []
-        self.is_busy = np.zeros(len(blocks), np.bool_)
+        count = len(blocks)
+        self.is_busy = np.zeros(count, np.bool_)
         """Blocks without space from the last attempt, which may succeed later."""
 
-        self._target = np.full(len(blocks), -1, np.intp)
-        self._numbers = np.zeros(len(blocks), np.uint64)
-        self._offsets = np.zeros(len(blocks), np.uint64)
+        self._target = np.full(count, -1, np.intp)
+        self._numbers = np.zeros(count, np.uint64)
+        self._offsets = np.zeros(count, np.uint64)
 
     @property
     def is_reserved(self) -> NDArray[np.bool_]:
@@ -174,7 +180,9 @@ class Space:
         """
         for target, rows in self.by_target(positions):
             numbers = self._numbers[positions[rows]].tobytes()
-            self._owners.tell(target.owner, Release((ShardRelease(target.shard, (), numbers, may_land),)))
+            self._locator.owners.tell(
+                target.owner, Release((ShardRelease(target.shard, (), numbers, may_land),))
+            )
 
     async def _ask(
         self,
@@ -190,47 +198,43 @@ class Space:
 
         An agent named by another agent's answer is not followed further.
         """
-        until_s, held_until_s = self._clock() + within_s, self._clock() + self._hold_s
+        now_s = self._clock()
+        until_s, held_until_s = now_s + within_s, now_s + self._hold_s
         keys, lengths, depths = self._blocks.keys, self._blocks.lengths, depths_of(self._blocks.spans)
-        wants = tuple(
-            ShardWants(
-                part.shard,
-                keys[part.positions].tobytes(),
-                lengths[part.positions].tobytes(),
-                depths[part.positions].tobytes(),
-            )
+        wanted = [
+            WantedSpace(part.shard, keys[part.positions], lengths[part.positions], depths[part.positions])
             for part in parts
+        ]
+        terms = Reserve(
+            0,
+            within_s,
+            self._hold_s,
+            (),
+            ttl_s=self._ttl_s,
+            placement_epoch=routes.map.placement_epoch,
+            pool=self._pool,
+            waits=True,
+            is_again=is_again,
         )
-        try:
-            answer = await self._owners.ask(
-                owner,
-                Reserve(
-                    0,
-                    within_s,
-                    self._hold_s,
-                    wants,
-                    ttl_s=self._ttl_s,
-                    placement_epoch=routes.map.placement_epoch,
-                    pool=self._pool,
-                    waits=True,
-                    is_again=is_again,
-                ),
-            )
-        except TimeoutError:
-            if is_again:  # the put is over: its blocks' shards were busy until now, and had an owner
-                return
-            answer = None
-        except ConnectError:
-            answer = None
-        given = answer.shards if isinstance(answer, Reserved) else ()
+        given: Sequence[GivenSpace | None]
+        if self._locator.here is not None and owner == self._locator.agent:
+            giving = self._locator.here.reserve(wanted, terms)
+            given = giving if isinstance(giving, list) else await giving
+        else:
+            try:
+                given = await self._ask_by_message(owner, wanted, terms)
+            except TimeoutError:
+                if is_again:  # the put is over: its blocks' shards were busy until now, and had an owner
+                    return
+                given = ()
         forwarded: dict[AgentId, list[ShardPart]] = {}
-        for number, part in enumerate(parts):
-            if number < len(given) and not given[number].is_owner:
-                named = AgentId(given[number].known_owner)
-                if named not in ("", owner) and not is_forwarded and self._clock() < until_s:
-                    forwarded.setdefault(named, []).append(part)
-                    continue
-            if number >= len(given) or not self._accept(routes, owner, part, given[number], held_until_s):
+        for part, space in zip_longest(parts, given[: len(parts)]):
+            named = AgentId("" if space is None or space.is_owner else space.known_owner)
+            if named not in ("", owner) and not is_forwarded and self._clock() < until_s:
+                forwarded.setdefault(named, []).append(part)
+            elif space is not None and space.is_owner:
+                self._record(routes, owner, part, space, held_until_s)
+            else:
                 self._end(part.positions, PutState.DECLINED, Reason.NO_OWNER)
         if forwarded:
             left_s = until_s - self._clock()
@@ -241,44 +245,64 @@ class Space:
                 ]
             )
 
-    def _accept(
-        self, routes: Routes, owner: AgentId, part: ShardPart, given: ShardReservations, until_s: float
-    ) -> bool:
-        """Accept the space granted by an owner; return success."""
+    async def _ask_by_message(
+        self, owner: AgentId, wanted: Sequence[WantedSpace], terms: Reserve
+    ) -> list[GivenSpace | None]:
+        """Ask an agent; None stands for an answer of no use. Raises TimeoutError."""
+        wants = tuple(
+            ShardWants(each.shard, each.keys.tobytes(), each.lengths.tobytes(), each.depths.tobytes())
+            for each in wanted
+        )
         try:
-            if given.is_owner:
-                self._record(routes, owner, part, given, until_s)
-        except MalformedError:
-            log.exception("Owner %s gave a reservation that does not fit its request", owner)
-            return False
-        return given.is_owner
+            answer = await self._locator.owners.ask(owner, msgspec.structs.replace(terms, shards=wants))
+        except ConnectError:
+            return []
+        shards = answer.shards if isinstance(answer, Reserved) else ()
+        return [_parsed(owner, part, len(each.keys)) for each, part in zip(wanted, shards, strict=False)]
 
     def _record(
-        self, routes: Routes, owner: AgentId, part: ShardPart, given: ShardReservations, until_s: float
+        self, routes: Routes, owner: AgentId, part: ShardPart, given: GivenSpace, until_s: float
     ) -> None:
-        drive, base = routes.place(part.shard)
-        count = len(part.positions)
-        states, reasons = codec.u8(given.states, count), codec.u8(given.reasons, count)
-        numbers, offsets = codec.u64(given.reservations, count), codec.u64(given.offsets, count)
-        self._numbers[part.positions] = numbers
-        self._offsets[part.positions] = offsets
-        is_reserved = states == PutState.STAGED
-        if is_reserved.any():  # a waiting put asks often
+        positions, is_reserved = part.positions, given.states == _STAGED
+        self._numbers[positions] = given.reservations
+        self._offsets[positions] = given.offsets
+        reserved = positions[is_reserved]
+        if len(reserved):  # a waiting put asks often
+            drive, base = routes.place(part.shard)
             self._targets.append(ReservedShard(owner, part.shard, drive, base, given.owner_epoch, until_s))
-        self._target[part.positions[is_reserved]] = len(self._targets) - 1
-        self.is_busy[part.positions] = (states == PutState.DECLINED) & _IS_RETRYABLE[reasons]
-        self._end(part.positions[~is_reserved], states[~is_reserved], reasons[~is_reserved])
+            self._target[reserved] = len(self._targets) - 1
+        if len(reserved) < len(positions):
+            self.is_busy[positions] = (given.states == _DECLINED) & _IS_RETRYABLE[given.reasons]
+            self._end(positions[~is_reserved], given.states[~is_reserved], given.reasons[~is_reserved])
+
+
+def _parsed(owner: AgentId, given: ShardReservations, count: int) -> GivenSpace | None:
+    """Parse an answer for *count* blocks; return None for columns that do not fit them."""
+    if not given.is_owner:
+        return GivenSpace(is_owner=False, known_owner=given.known_owner)
+    try:
+        return GivenSpace(
+            is_owner=True,
+            owner_epoch=given.owner_epoch,
+            states=codec.u8(given.states, count),
+            reasons=codec.u8(given.reasons, count),
+            reservations=codec.u64(given.reservations, count),
+            offsets=codec.u64(given.offsets, count),
+        )
+    except MalformedError:
+        log.exception("Owner %s gave a reservation that does not fit its request", owner)
+        return None
 
 
 def depths_of(spans: Sequence[Span]) -> NDArray[np.uint32]:
     """Return the number of preceding blocks in the chain, or DEPTH_UNKNOWN."""
-    depths = np.full(sum(map(len, spans)), DEPTH_UNKNOWN, np.uint32)
-    begin = 0
-    for span in spans:
-        if span.depth != DEPTH_UNKNOWN:
-            depths[begin : begin + len(span)] = np.arange(span.depth, span.depth + len(span))
-        begin += len(span)
-    return depths
+    depths = [
+        np.full(len(span), DEPTH_UNKNOWN, np.uint32)
+        if span.depth == DEPTH_UNKNOWN
+        else np.arange(span.depth, span.depth + len(span), dtype=np.uint32)
+        for span in spans
+    ]
+    return depths[0] if len(depths) == 1 else np.concatenate((np.empty(0, np.uint32), *depths))
 
 
 def is_too_short(volume: ServedVolume, spans: Sequence[Span]) -> NDArray[np.bool_]:
@@ -289,4 +313,4 @@ def is_too_short(volume: ServedVolume, spans: Sequence[Span]) -> NDArray[np.bool
     """
     page_tokens = volume.record.layout.page_tokens
     short = [0 < span.chain_blocks * page_tokens < volume.break_even_tokens for span in spans]
-    return np.repeat(np.array(short, np.bool_), [len(span) for span in spans])
+    return np.array(short, np.bool_).repeat([len(span) for span in spans])

@@ -18,14 +18,15 @@ from ostraca_dpu_agent.shards.core import Allocations, has_in_each
 from ostraca_dpu_agent.shards.reports import owner_view
 from ostraca_dpu_agent.shards.shard import OwnedShard
 from ostraca_fabric.errors import MalformedError
+from ostraca_fabric.model.chain import DEPTH_UNKNOWN
 from ostraca_fabric.model.fabric_map import Claim, FabricMap
 from ostraca_fabric.model.ids import OwnerEpoch, PlacementEpoch, ShardId
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.model.overrides import Overrides
-from ostraca_fabric.ports.owners import ShardAnswer
+from ostraca_fabric.ports.owners import GivenSpace, ShardAnswer, WantedSpace
 from ostraca_fabric.runtime.tasks import completed, gathered
 from ostraca_fabric.telemetry.explain import EventKind
-from ostraca_fabric.telemetry.requests import EventRing, labelled, tally_text
+from ostraca_fabric.telemetry.requests import EventRing, current_label, labelled, tally_text
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     Commit,
@@ -58,6 +59,8 @@ _ANSWER_MARGIN_S = 0.002
 """The owner answers this long before the deadline: without an answer by then a data path gives up."""
 
 
+_BUSY = int(Reason.BUSY)  # numpy takes three times as long with an enum's member
+
 _POOLS = 1 << 64
 
 _CHANGES_BEHIND_MAX = 1
@@ -82,7 +85,6 @@ class _Reservation(NamedTuple):
     """Reservation of space in a shard, perhaps under way."""
 
     owned: OwnedShard
-    keys: NDArray[np.uint8]
     making: asyncio.Future[Allocations]
 
 
@@ -211,29 +213,47 @@ class OwnerService:
     def _reserved(self, request: Reserve) -> Reserved | Awaitable[Reserved]:
         if not 0 <= request.pool < _POOLS:
             raise MalformedError(f"pool {request.pool} is not a number of 64 bits")
-        wanted = [(part, _rows(part.keys), *_lengths_and_depths(part)) for part in request.shards]
-        until_s = self._clock() + _seconds(request.deadline_s)
+        wanted = [_wanted(part) for part in request.shards]
         with labelled(request.label):
-            begun = [self._reserve(*each, request) for each in wanted]
-            if all(each is None or each.making.done() for each in begun):
-                return self._granted(request, begun, until_s)
-        return self._granted_later(request, begun, until_s)
+            given = self.reserve(wanted, request)
+        return _reserved(request, given) if isinstance(given, list) else _reserved_later(request, given)
 
-    async def _granted_later(
-        self, request: Reserve, begun: list[_Reservation | None], until_s: float
-    ) -> Reserved:
+    def reserve(
+        self, wanted: Sequence[WantedSpace], terms: Reserve
+    ) -> list[GivenSpace] | Awaitable[list[GivenSpace]]:
+        """Reserve space in shards, as ``ports.owners.LocalShards``."""
+        until_s = self._clock() + _seconds(terms.deadline_s)
+        begun = [self._reserve(each, terms) for each in wanted]
+        if all(each is None or each.making.done() for each in begun):
+            return self._given(wanted, terms, begun, until_s)
+        return self._given_later(wanted, terms, begun, until_s, current_label())
+
+    async def _given_later(
+        self,
+        wanted: Sequence[WantedSpace],
+        terms: Reserve,
+        begun: Sequence[_Reservation | None],
+        until_s: float,
+        label: str,
+    ) -> list[GivenSpace]:
         for each in begun:
             if each is not None:
                 await each.making
-        with labelled(request.label):
-            return self._granted(request, begun, until_s)
+        with labelled(label):
+            return self._given(wanted, terms, begun, until_s)
 
-    def _granted(self, request: Reserve, begun: list[_Reservation | None], until_s: float) -> Reserved:
+    def _given(
+        self,
+        wanted: Sequence[WantedSpace],
+        terms: Reserve,
+        begun: Sequence[_Reservation | None],
+        until_s: float,
+    ) -> list[GivenSpace]:
         """Answer after the end of all reservations; None stands for a shard of another owner."""
-        parts = zip(request.shards, begun, strict=True)
-        return Reserved(
-            request.request, tuple(self._grant(part, each, request, until_s) for part, each in parts)
-        )
+        return [
+            self._give(each, terms, reservation, until_s)
+            for each, reservation in zip(wanted, begun, strict=True)
+        ]
 
     async def _committed(self, request: Commit) -> Committed:
         written = [
@@ -336,55 +356,45 @@ class OwnerService:
         claim = self._claim_of(shard)
         return former.owned if claim is None or claim.epoch <= former.epoch + 1 else None
 
-    def _reserve(
-        self,
-        part: ShardWants,
-        keys: NDArray[np.uint8],
-        lengths: NDArray[np.uint32],
-        depths: NDArray[np.uint32] | None,
-        request: Reserve,
-    ) -> _Reservation | None:
-        owned = self.shards.get(ShardId(part.shard))
+    def _reserve(self, wanted: WantedSpace, terms: Reserve) -> _Reservation | None:
+        owned = self.shards.get(wanted.shard)
         if owned is None:
             return None
-        if 0 < request.placement_epoch < self._placement - _CHANGES_BEHIND_MAX:
-            return _Reservation(owned, keys, completed(owned.decline(keys, Reason.STALE_MAP)))
+        if 0 < terms.placement_epoch < self._placement - _CHANGES_BEHIND_MAX:
+            return _Reservation(owned, completed(owned.decline(wanted.keys, Reason.STALE_MAP)))
         making = owned.reserve(
-            keys,
-            lengths,
-            depths=depths,
-            ttl_s=request.ttl_s if request.ttl_s > 0 else math.inf,
-            pool=request.pool,
-            hold_s=_seconds(request.hold_s),
-            within_s=_seconds(request.deadline_s) - _ANSWER_MARGIN_S,
-            is_again=request.is_again,
+            wanted.keys,
+            wanted.lengths,
+            depths=wanted.depths,
+            ttl_s=terms.ttl_s if terms.ttl_s > 0 else math.inf,
+            pool=terms.pool,
+            hold_s=_seconds(terms.hold_s),
+            within_s=_seconds(terms.deadline_s) - _ANSWER_MARGIN_S,
+            is_again=terms.is_again,
         )
-        return _Reservation(owned, keys, making)
+        return _Reservation(owned, making)
 
-    def _grant(
-        self, part: ShardWants, reservation: _Reservation | None, request: Reserve, until_s: float
-    ) -> ShardReservations:
+    def _give(
+        self, wanted: WantedSpace, terms: Reserve, reservation: _Reservation | None, until_s: float
+    ) -> GivenSpace:
         if reservation is None:
-            known_owner, known_epoch = self._known(part.shard)
-            return ShardReservations(
-                part.shard, is_owner=False, owner_epoch=0, known_owner=known_owner, known_epoch=known_epoch
-            )
-        owned, keys, allocations = reservation.owned, reservation.keys, reservation.making.result()
-        if request.waits:
-            allocations = owned.with_busy(allocations, within_s=until_s - self._clock())
-        is_final = allocations.reasons != Reason.BUSY  # busy blocks are retried many times a second
+            known_owner, known_epoch = self._known(wanted.shard)
+            return GivenSpace(is_owner=False, known_owner=known_owner, known_epoch=known_epoch)
+        owned, space = reservation.owned, reservation.making.result()
+        if terms.waits:
+            space = owned.with_busy(space, within_s=until_s - self._clock())
+        is_final = space.reasons != _BUSY  # busy blocks are retried many times a second
         self.events.record(
-            EventKind.RESERVED, keys[is_final], allocations.states[is_final], allocations.reasons[is_final]
+            EventKind.RESERVED, wanted.keys[is_final], space.states[is_final], space.reasons[is_final]
         )
-        _log_outcomes("reserved", part.shard, allocations.states, allocations.reasons)
-        return ShardReservations(
-            part.shard,
+        _log_outcomes("reserved", wanted.shard, space.states, space.reasons)
+        return GivenSpace(
             is_owner=True,
             owner_epoch=owned.core.epoch,
-            states=allocations.states.tobytes(),
-            reasons=allocations.reasons.tobytes(),
-            reservations=allocations.reservations.tobytes(),
-            offsets=allocations.offsets.tobytes(),
+            states=space.states,
+            reasons=space.reasons,
+            reservations=space.reservations,
+            offsets=space.offsets,
         )
 
     async def _commit(
@@ -443,9 +453,36 @@ def _rows(column: bytes) -> NDArray[np.uint8]:
     return codec.rows16(column, len(column) // codec.KEY_BYTES)
 
 
-def _lengths_and_depths(part: ShardWants) -> tuple[NDArray[np.uint32], NDArray[np.uint32] | None]:
-    count = len(part.keys) // codec.KEY_BYTES
-    return codec.u32(part.lengths, count), codec.u32(part.depths, count) if part.depths else None
+def _wanted(part: ShardWants) -> WantedSpace:
+    keys = _rows(part.keys)
+    count = len(keys)
+    depths = codec.u32(part.depths, count) if part.depths else np.full(count, DEPTH_UNKNOWN, np.uint32)
+    return WantedSpace(ShardId(part.shard), keys, codec.u32(part.lengths, count), depths)
+
+
+def _reserved(request: Reserve, given: Sequence[GivenSpace]) -> Reserved:
+    parts = zip(request.shards, given, strict=True)
+    return Reserved(
+        request.request,
+        tuple(
+            ShardReservations(
+                part.shard,
+                is_owner=space.is_owner,
+                owner_epoch=space.owner_epoch,
+                states=space.states.tobytes(),
+                reasons=space.reasons.tobytes(),
+                reservations=space.reservations.tobytes(),
+                offsets=space.offsets.tobytes(),
+                known_owner=space.known_owner,
+                known_epoch=space.known_epoch,
+            )
+            for part, space in parts
+        ),
+    )
+
+
+async def _reserved_later(request: Reserve, giving: Awaitable[Sequence[GivenSpace]]) -> Reserved:
+    return _reserved(request, await giving)
 
 
 def _u64(column: bytes) -> NDArray[np.uint64]:

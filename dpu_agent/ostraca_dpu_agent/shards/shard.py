@@ -46,6 +46,8 @@ _EXPIRY_INTERVAL_S = 0.5
 
 _QUIESCE_CHECK_S = 0.01
 
+_NO_SPACE = int(Reason.NO_SPACE)  # numpy takes three times as long with an enum's member
+
 _MAY_GET_SPACE = np.isin(np.arange(256), (Reason.NO_SPACE, Reason.INDEX_FULL))
 
 
@@ -398,7 +400,7 @@ class OwnedShard:
 
         The caller waits then, not this owner: held-back answers would fill up the caller's connection.
         """
-        lacks = allocations.reasons == Reason.NO_SPACE
+        lacks = allocations.reasons == _NO_SPACE
         core, now_s = self.core, self._clock()
         if lacks.any() and may_get_space(core.ring, core.grants, now_s, within_s=within_s):
             return replace(allocations, reasons=np.where(lacks, np.uint8(Reason.BUSY), allocations.reasons))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Coroutine, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ostraca_fabric.model.extent import Extents
 from ostraca_fabric.model.ids import AgentId, PlacementEpoch, ShardId
 from ostraca_fabric.telemetry.status import PeerStatus
-from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice, Resolve
+from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice, Reserve, Resolve
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +33,34 @@ class ShardAnswer:
 
     pin: int = 0
     is_recovering: bool = False
+    known_owner: str = ""
+    known_epoch: int = 0
+
+
+class WantedSpace(NamedTuple):
+    """Blocks that need space in a shard: a row per block."""
+
+    shard: ShardId
+    keys: NDArray[np.uint8]
+    """Shape (n, 16)."""
+
+    lengths: NDArray[np.uint32]
+    depths: NDArray[np.uint32]
+    """Positions in chains, or DEPTH_UNKNOWN."""
+
+
+_NO_CODES, _NO_NUMBERS = np.empty(0, np.uint8), np.empty(0, np.uint64)
+
+
+class GivenSpace(NamedTuple):
+    """Answer to a request for space in a shard, as ``wire.messages.ShardReservations``."""
+
+    is_owner: bool
+    owner_epoch: int = 0
+    states: NDArray[np.uint8] = _NO_CODES
+    reasons: NDArray[np.uint8] = _NO_CODES
+    reservations: NDArray[np.uint64] = _NO_NUMBERS
+    offsets: NDArray[np.uint64] = _NO_NUMBERS
     known_owner: str = ""
     known_epoch: int = 0
 
@@ -98,6 +126,14 @@ class LocalShards(Protocol):
 
         A run is a shard with the number of its blocks, the next of *keys*, shape (n, 16). Blocks without a
         shard do not exist.
+        """
+
+    def reserve(
+        self, wanted: Sequence[WantedSpace], terms: Reserve
+    ) -> list[GivenSpace] | Awaitable[list[GivenSpace]]:
+        """Reserve space in shards, on the terms of a request without shards.
+
+        The answers come in the same order: at once, or before the deadline of the terms.
         """
 
     def notice(self, notice: OwnerNotice) -> None:

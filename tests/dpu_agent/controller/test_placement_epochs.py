@@ -32,7 +32,7 @@ from ostraca_dpu_agent.agent import Agent
 from ostraca_fabric.model.ids import AgentId, EnclosureId, PlacementEpoch, ShardId, drive_id
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.policies.placement import ranked_agents
-from ostraca_fabric.ports.owners import LocalShards, ShardAnswer
+from ostraca_fabric.ports.owners import GivenSpace, LocalShards, ShardAnswer, WantedSpace
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.telemetry.explain import BlockExplanation
 from ostraca_fabric.wire import codec
@@ -373,35 +373,44 @@ async def test_owner_gets_one_request_for_all_epochs() -> None:
         ]
 
 
+class NotingShards(LocalShards):
+    """An agent's own shards; notes the agent at each look-up."""
+
+    def __init__(self, agent: Agent, asked: list[AgentId]) -> None:
+        self._agent = agent
+        self._asked = asked
+
+    def resolve(
+        self, shard: ShardId, placement_epoch: PlacementEpoch, keys: NDArray[np.uint8], terms: Resolve
+    ) -> ShardAnswer:
+        self._asked.append(self._agent.id)
+        return self._agent._owner.resolve(shard, placement_epoch, keys, terms)
+
+    def is_whole(self, shard: ShardId) -> bool:
+        return self._agent._owner.is_whole(shard)
+
+    def has(
+        self,
+        runs: Sequence[tuple[ShardId | None, int]],
+        placement_epoch: PlacementEpoch,
+        keys: NDArray[np.uint8],
+        terms: Resolve,
+    ) -> NDArray[np.bool_]:
+        self._asked.append(self._agent.id)
+        return self._agent._owner.has(runs, placement_epoch, keys, terms)
+
+    def notice(self, notice: OwnerNotice) -> None:
+        self._agent._owner.notice(notice)
+
+    def reserve(
+        self, wanted: Sequence[WantedSpace], terms: Reserve
+    ) -> list[GivenSpace] | Awaitable[list[GivenSpace]]:
+        return self._agent._owner.reserve(wanted, terms)
+
+
 async def test_an_agent_asks_others_before_itself() -> None:
     async with of_two_agents() as (fabric, _, other, waiting):
         asked: list[AgentId] = []
-
-        class NotingShards(LocalShards):
-            def __init__(self, agent: Agent) -> None:
-                self._agent = agent
-
-            def resolve(
-                self, shard: ShardId, placement_epoch: PlacementEpoch, keys: NDArray[np.uint8], terms: Resolve
-            ) -> ShardAnswer:
-                asked.append(self._agent.id)
-                return self._agent._owner.resolve(shard, placement_epoch, keys, terms)
-
-            def is_whole(self, shard: ShardId) -> bool:
-                return self._agent._owner.is_whole(shard)
-
-            def has(
-                self,
-                runs: Sequence[tuple[ShardId | None, int]],
-                placement_epoch: PlacementEpoch,
-                keys: NDArray[np.uint8],
-                terms: Resolve,
-            ) -> NDArray[np.bool_]:
-                asked.append(self._agent.id)
-                return self._agent._owner.has(runs, placement_epoch, keys, terms)
-
-            def notice(self, notice: OwnerNotice) -> None:
-                self._agent._owner.notice(notice)
 
         class Noting(Waiting):
             def answer(self, request: AgentRequest) -> AnswerToAgent | Awaitable[AnswerToAgent]:
@@ -412,7 +421,7 @@ async def test_an_agent_asks_others_before_itself() -> None:
 
         for agent in (fabric.agent, other):
             fabric.owners.register(agent.id, Noting(agent))
-            agent._data_path.context.locator.here = NotingShards(agent)
+            agent._data_path.context.locator.here = NotingShards(agent, asked)
         for seen_from in (fabric, replace(fabric, agent=other)):
             assert await looked_up(seen_from, NUMBERS) == {BlockState.HIT}
         assert asked == [AGENTS[1], AGENTS[0], AGENTS[0], AGENTS[1]]

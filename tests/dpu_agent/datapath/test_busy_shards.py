@@ -256,6 +256,7 @@ async def test_an_owner_that_knows_no_waiting_is_not_asked_again() -> None:
             return await ask(agent, request)
 
         fabric.owners.ask = ask_of_before  # type: ignore[method-assign]
+        fabric.ask_by_message()
         assert reasons_of(await fabric.put(fabric.worker(), [1])) == [Reason.NO_SPACE]
         assert asked == 1
         hold.end()

@@ -65,6 +65,7 @@ async def two() -> AsyncIterator[Two]:
 async def test_whom_the_wrong_owner_names_is_asked_in_its_place(two: Two) -> None:
     fabric = two.fabric
     counted = Counted(fabric)
+    fabric.ask_by_message()
     worker = fabric.worker()
     done = await fabric.put(worker, range(4))
     assert set(done.states) == {PutState.COMMITTED}
@@ -75,6 +76,14 @@ async def test_whom_the_wrong_owner_names_is_asked_in_its_place(two: Two) -> Non
     assert counted.asked[:3] == [(OTHER, "Reserve"), (OWNER, "Reserve"), (OWNER, "Commit")]
     assert counted.asked[-2:] == [(OTHER, "Resolve"), (OWNER, "Resolve")]
     await fabric.at_rest()
+
+
+async def test_own_shards_are_asked_for_space_without_a_message() -> None:
+    async with assembled() as fabric:
+        counted = Counted(fabric)
+        done = await fabric.put(fabric.worker(), range(4))
+        assert set(done.states) == {PutState.COMMITTED}
+        assert counted.asked == [(OWNER, "Commit")]
 
 
 class Misled:

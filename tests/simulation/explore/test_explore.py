@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.simulation.explore.explore import BOUNDED, Explored, explore
 from tests.simulation.explore.explore_scope import GRANT, HOLD, Scope
 
-from ostraca_dpu_agent.shards.core import ShardCore
+from ostraca_dpu_agent.shards.core import Allocations, ShardCore
 from ostraca_dpu_agent.shards.core.allocator import SpaceAllocator
 from ostraca_dpu_agent.shards.core.grants import Grants
 from ostraca_dpu_agent.shards.core.recovery import Adoption
@@ -110,7 +110,7 @@ def test_a_second_put_that_takes_the_first_ones_place_is_seen(monkeypatch: pytes
 
     def forgetful(
         self: SpaceAllocator, now_s: float, keys: NDArray[np.uint8], *others: Any, **named: Any
-    ) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
+    ) -> tuple[Allocations, NDArray[np.intp]]:
         with monkeypatch.context() as patch:
             patch.setattr(BlockIndex, "find", lambda self, keys: np.full(len(keys), -1, np.intp))
             return admit(self, now_s, keys, *others, **named)

@@ -17,7 +17,7 @@ from ostraca_fabric.model.chain import DEPTH_UNKNOWN
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.outcome import PutState, Reason
 
-_DECLINED, _NONE = int(PutState.DECLINED), int(Reason.NONE)  # numpy takes three times as long with members
+_NONE = int(Reason.NONE)  # numpy takes three times as long with an enum's member
 
 
 class SpaceAllocator:
@@ -57,8 +57,7 @@ class SpaceAllocator:
     ) -> Allocations:
         """Answer ``ShardCore.reserve``."""
         of_pool = self._ring.pools.of(pool)
-        answer = Allocations.none(self._catalog.index.find(keys) >= 0, Reason.NONE)
-        wanted = self._admit(now_s, keys, lengths, depths, of_pool, answer, is_again=is_again)
+        answer, wanted = self._admit(now_s, keys, lengths, depths, of_pool, is_again=is_again)
         reserved = self._allocate(
             now_s,
             of_pool,
@@ -113,40 +112,40 @@ class SpaceAllocator:
         lengths: NDArray[np.uint32],
         depths: NDArray[np.uint32] | None,
         pool: Pool,
-        answer: Allocations,
         *,
         is_again: bool,
-    ) -> NDArray[np.intp]:
-        """Return the blocks to store, and note a Reason for each refused one in an *answer* of existing ones.
+    ) -> tuple[Allocations, NDArray[np.intp]]:
+        """Return an answer without space that notes existing and refused blocks, and the blocks to store.
 
         Existing blocks and blocks in flight cost nothing and come first; then blocks not worth a write; then
         blocks without room. Blocks of a repeated request (*is_again*) were admitted before: a waiting put
         must not count as a second touch.
         """
-        reasons, stored_bytes = answer.reasons, _stored_bytes(lengths)
-        wanted = (answer.states == _DECLINED).nonzero()[0]
+        exists, stored_bytes = self._catalog.index.find(keys) >= 0, _stored_bytes(lengths)
+        answer = Allocations.none(exists, Reason.NONE)
+        reasons, wanted = answer.reasons, (~exists).nonzero()[0]
         is_bad = (stored_bytes == 0) | (stored_bytes > self._ring.geometry.data_bytes)
         wanted = _without(wanted, is_bad[wanted], reasons, Reason.BAD_LENGTH)
         refusal = self._grants.refusal(now_s)
         if refusal is not Reason.NONE:
             reasons[wanted] = refusal
-            return wanted[:0]
+            return answer, wanted[:0]
         is_new = self._reservations.are_new(keys[wanted])
         wanted = _without(wanted, ~is_new, reasons, Reason.IN_FLIGHT)
         if not is_again:
             if depths is None:
                 depths = np.full(len(keys), DEPTH_UNKNOWN, np.uint32)
-            reasons[wanted] = found = self._budget.decide(
+            reasons[wanted] = self._budget.decide(
                 now_s, keys[wanted], stored_bytes[wanted], depths[wanted], pool=pool.number
             )
-            wanted = wanted[found == _NONE]
+            wanted = wanted[reasons[wanted] == _NONE]
         reasons[wanted[self._reservations.room :]] = Reason.OVERLOADED
         wanted = wanted[: self._reservations.room]
         if len(wanted):
             self._eviction.request(now_s, pool)
         room = self._index_room(pool)
         reasons[wanted[room:]] = Reason.INDEX_FULL
-        return wanted[:room]
+        return answer, wanted[:room]
 
     def _index_room(self, pool: Pool) -> int:
         """Return the number of index entries left for a pool's blocks."""

@@ -86,7 +86,8 @@ class ReservationTable:
     ) -> NDArray[np.uint64]:
         """Reserve space for blocks whose keys are not in flight; return the numbers of the reservations.
 
-        *kept_until_s*: end of the lifetime of each block, or of all. *is_reinsertion*: copies of blocks that the shard has.
+        *kept_until_s*: end of the lifetime of each block, or of all. *is_reinsertion*: copies of blocks that
+        the shard has.
         """
         count = len(keys)
         assert 0 < count <= self.room, f"{count} reservations where {self.room} fit"

@@ -17,7 +17,7 @@ from ostraca_dpu_agent.datapath.location.locator import Locator
 from ostraca_dpu_agent.datapath.location.routing import Routes
 from ostraca_fabric.model.extent import MIB
 from ostraca_fabric.model.outcome import Reason
-from ostraca_fabric.ports.owners import LocalShards, ShardAnswer
+from ostraca_fabric.ports.owners import GivenSpace, LocalShards, ShardAnswer, WantedSpace
 from ostraca_fabric.wire.messages import Resolve, Resolved, ShardExtents
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from ostraca_fabric.model.ids import AgentId, PlacementEpoch, ShardId
-    from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice
+    from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice, Reserve
 
 OWN = AGENTS[0]
 BLOCKS = sum(map(len, SPANS))
@@ -66,6 +66,9 @@ class KnownBlocks(LocalShards):
     ) -> ShardAnswer:
         is_found = self._find(OWN, keys)
         return ShardAnswer(is_owner=True, is_found=is_found, is_recovering=shard in self._recovering)
+
+    def reserve(self, wanted: Sequence[WantedSpace], terms: Reserve) -> list[GivenSpace]:
+        pytest.fail("a look-up reserves no space")
 
     async def ask(self, agent: AgentId, request: AgentRequest) -> AnswerToAgent:
         assert isinstance(request, Resolve)
