@@ -47,7 +47,7 @@ from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Ack, PutState, Reason
 from ostraca_fabric.ports.transport import BlockStream
 from ostraca_fabric.runtime.tasks import until_done
-from ostraca_fabric.tables.digests import PieceState, TagCheck
+from ostraca_fabric.tables.digests import GOOD, TagCheck
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Put, PutDone
@@ -421,8 +421,8 @@ class PutRun(TransferRun[Put]):
         del self._moving[stream]
         if not self._deadline.is_over():
             self._note_checked(group, _AT_CHECK)
-        is_good = group.states == PieceState.GOOD
-        group.good = np.flatnonzero(is_good)
+        is_good = group.states == GOOD
+        group.good = is_good.nonzero()[0]
         if len(group.good) < len(is_good):
             self._space.release(group.positions[~is_good])
 
@@ -433,7 +433,9 @@ class PutRun(TransferRun[Put]):
 
     def _stop_moving(self) -> NDArray[np.intp]:
         """Begin no further wave; return the blocks of unsettled waves."""
-        moving = [NO_POSITIONS]
+        if not self._moving:
+            return NO_POSITIONS
+        moving = []
         for stream, group in self._moving.items():
             moving.append(group.positions[stream.stop()])
             self._note_checked(group, _AT_END)

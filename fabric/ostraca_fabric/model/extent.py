@@ -47,6 +47,9 @@ def generation_parts(packed: Generation) -> tuple[int, int]:
     return packed >> _COUNT_BITS, packed & ((1 << _COUNT_BITS) - 1)
 
 
+_PAGE_END = np.uint32(PAGE_BYTES - 1)
+
+
 def rounded_up(length_bytes: int, multiple: int = PAGE_BYTES) -> int:
     """Return the least multiple of *multiple* that holds *length_bytes*."""
     return -(-length_bytes // multiple) * multiple
@@ -54,7 +57,7 @@ def rounded_up(length_bytes: int, multiple: int = PAGE_BYTES) -> int:
 
 def whole_pages(lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return the bytes on flash of blocks of these *lengths*, each far below 4 GiB."""
-    pages: NDArray[np.uint32] = (lengths + (PAGE_BYTES - 1)) // PAGE_BYTES * PAGE_BYTES
+    pages: NDArray[np.uint32] = (lengths + _PAGE_END) & ~_PAGE_END
     return pages
 
 

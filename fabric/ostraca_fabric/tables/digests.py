@@ -173,11 +173,9 @@ def tag_seeds(
     tenant, volume name, layout digest and engine hash, each preceded by its length. Rank, group and length
     follow. All numbers are u32, little-endian. Raises UsageError unless each block has a length.
     """
-    blocks = sum(len(span) for span in spans)
+    blocks = sum(map(len, spans))
     if lengths.shape != (blocks,):
         raise UsageError(f"lengths of shape {lengths.shape} for {blocks} blocks: pass one for each")
-    fields = [identity.tenant.encode(), identity.name.encode(), identity.layout_digest]
-    volume = b"".join(struct.pack("<I", len(field)) + field for field in fields)
     seeds, first = np.empty((blocks, SEED_BYTES), np.uint8), 0
     for span in spans:
         last = first + len(span)
@@ -185,7 +183,7 @@ def tag_seeds(
         rest[:, :2] = span.rank, span.group
         rest[:, 2] = lengths[first:last]
         seeds[first:last] = blake2b_rows(
-            volume + struct.pack("<I", span.hash_bytes),
+            identity.encoded + struct.pack("<I", span.hash_bytes),
             span.hashes,
             rest.view(np.uint8),
             count=len(span),

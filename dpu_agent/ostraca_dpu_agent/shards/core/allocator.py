@@ -57,12 +57,14 @@ class SpaceAllocator:
     ) -> Allocations:
         """Answer ``ShardCore.reserve``."""
         of_pool = self._ring.pools.of(pool)
-        answer, wanted = self._admit(now_s, keys, lengths, depths, of_pool, is_again=is_again)
+        stored_bytes = _stored_bytes(lengths)
+        answer, wanted = self._admit(now_s, keys, stored_bytes, depths, of_pool, is_again=is_again)
         reserved = self._allocate(
             now_s,
             of_pool,
             keys[wanted],
             lengths[wanted],
+            stored_bytes[wanted],
             hold_s=hold_s,
             kept_until_s=np.array([end_of(now_s, ttl_s)]),
         )
@@ -98,6 +100,7 @@ class SpaceAllocator:
             pool,
             keys[wanted],
             lengths[wanted],
+            _stored_bytes(lengths[wanted]),
             hold_s=hold_s,
             kept_until_s=kept_until_s,
             is_reinsertion=True,
@@ -109,7 +112,7 @@ class SpaceAllocator:
         self,
         now_s: float,
         keys: NDArray[np.uint8],
-        lengths: NDArray[np.uint32],
+        stored_bytes: NDArray[np.int64],
         depths: NDArray[np.uint32] | None,
         pool: Pool,
         *,
@@ -121,7 +124,7 @@ class SpaceAllocator:
         blocks without room. Blocks of a repeated request (*is_again*) were admitted before: a waiting put
         must not count as a second touch.
         """
-        exists, stored_bytes = self._catalog.index.find(keys) >= 0, _stored_bytes(lengths)
+        exists = self._catalog.index.find(keys) >= 0
         answer = Allocations.none(exists, Reason.NONE)
         reasons, wanted = answer.reasons, (~exists).nonzero()[0]
         is_bad = (stored_bytes == 0) | (stored_bytes > self._ring.geometry.data_bytes)
@@ -158,6 +161,7 @@ class SpaceAllocator:
         pool: Pool,
         keys: NDArray[np.uint8],
         lengths: NDArray[np.uint32],
+        sizes: NDArray[np.int64],
         *,
         hold_s: float,
         kept_until_s: NDArray[np.float64],
@@ -165,9 +169,8 @@ class SpaceAllocator:
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         """Reserve a pool's space for as many blocks, in order, as fit; return (numbers, offsets).
 
-        *kept_until_s*: end of the lifetime of each block, or of all.
+        *sizes*: bytes on flash. *kept_until_s*: end of the lifetime of each block, or of all.
         """
-        sizes = _stored_bytes(lengths)
         offsets, segments = self._ring.place(pool, sizes)
         while len(offsets) < len(sizes) and self._eviction.make_room(now_s, pool):
             more, behind = self._ring.place(pool, sizes[len(offsets) :])
@@ -221,7 +224,7 @@ class SpaceAllocator:
 
 def _stored_bytes(lengths: NDArray[np.uint32]) -> NDArray[np.int64]:
     """Return the bytes on flash of blocks of any length: whole pages."""
-    stored: NDArray[np.int64] = -(-lengths.astype(np.int64) // PAGE_BYTES) * PAGE_BYTES
+    stored: NDArray[np.int64] = (lengths.astype(np.int64) + (PAGE_BYTES - 1)) & -PAGE_BYTES
     return stored
 
 

@@ -16,7 +16,7 @@ from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.extent import Extents, Generation
 from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.policies.endurance import EnduranceSettings
-from ostraca_fabric.wire.codec import U8, U64
+from ostraca_fabric.wire.codec import filled
 
 _BLOCKS_MAX_MIN = 16
 
@@ -96,10 +96,11 @@ class Allocations:
     @classmethod
     def none(cls, exists: NDArray[np.bool_], reasons: NDArray[np.uint8] | Reason) -> Allocations:
         """Reserve nothing: blocks either EXIST, or are declined for one reason or a Reason each."""
-        answer = cls(*(np.zeros(len(exists), column) for column in (U8, U8, U64, U64)))
-        answer.states[:], answer.reasons[:] = PutState.DECLINED, reasons
-        answer.states[exists], answer.reasons[exists] = PutState.EXISTS, Reason.NONE
-        return answer
+        count = len(exists)
+        states, why = filled(count, PutState.DECLINED), np.empty(count, np.uint8)
+        why[:] = reasons
+        states[exists], why[exists] = PutState.EXISTS, Reason.NONE
+        return cls(states, why, np.zeros(count, np.uint64), np.zeros(count, np.uint64))
 
 
 @dataclass(frozen=True, slots=True)

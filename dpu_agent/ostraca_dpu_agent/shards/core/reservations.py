@@ -101,8 +101,9 @@ class ReservationTable:
         self.keys[slots], self.lengths[slots], self.offsets[slots] = keys, lengths, offsets
         self.segments[slots], self.ends_s[slots], self.is_reinsertion[slots] = segments, end_s, is_reinsertion
         self.kept_until_s[slots], self.is_adopted[slots] = kept_until_s, False
-        is_new = self.in_flight.enter(slots)
-        assert is_new.all(), "a key in flight was reserved again"
+        in_flight = self.in_flight.count + count
+        self.in_flight.enter(slots)
+        assert self.in_flight.count == in_flight, "a key in flight was reserved again"
         heapq.heappush(self._batches, (end_s, self._count, numbers))
         return numbers.copy()
 
