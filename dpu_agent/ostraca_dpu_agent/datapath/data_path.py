@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 _UNHIT_NAMED = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Operation:
     """Kind of block requests: its name, its answer, and its part in a tenant's rate limit."""
 

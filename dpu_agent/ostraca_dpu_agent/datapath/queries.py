@@ -28,8 +28,9 @@ async def look_up(
 ) -> LookupDone:
     """Query staging, the DRAM cache and the shard owners."""
     keys, within_s = derive_keys(volume.secret, request.spans), deadline.left_s
-    outcomes = codec.Outcomes.filled(len(keys), BlockState.LATE, Reason.DEADLINE)
-    if within_s > 0:
+    if within_s <= 0:
+        outcomes = codec.Outcomes.filled(len(keys), BlockState.LATE, Reason.DEADLINE)
+    else:
         is_here, locator = context.staged.contains(keys), context.locator
         query = context.routes(), volume, request.spans, keys
         if request.pin_s <= 0:

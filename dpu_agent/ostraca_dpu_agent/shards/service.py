@@ -450,7 +450,8 @@ def _seconds(from_wire: float) -> float:
 
 
 def _rows(column: bytes) -> NDArray[np.uint8]:
-    return codec.rows16(column, len(column) // codec.KEY_BYTES)
+    """Return a writable copy: C finds its address in a fraction of the time."""
+    return codec.rows16(column, len(column) // codec.KEY_BYTES).copy()
 
 
 def _wanted(part: ShardWants) -> WantedSpace:
