@@ -75,7 +75,7 @@ class MemoryLayout(NamedTuple):
     payload_bytes: int
     """Bytes of all items."""
 
-    extent_bytes: int
+    axes: Axes
 
 
 def view_buffer(value: object) -> BufferView | None:
@@ -121,17 +121,23 @@ def axes_of(shaped: Shaped) -> Axes:
 def layout_of(axes: Axes) -> MemoryLayout:
     """Return the parts of memory with these axes, in C order.
 
-    The computation takes tens of microseconds, and engines cut all blocks alike: cache the result.
+    The computation takes up to tens of microseconds, and engines cut all blocks alike: cache the result.
     """
     run_bytes, merged = _merge_axes(axes)
     runs, stride_bytes = merged.pop() if merged else (1, 0)
-    addresses = np.zeros(1, np.int64)
-    for size, stride in merged:
-        addresses = (addresses[:, None] + np.arange(size) * stride).reshape(-1)
-    parts = np.zeros(len(addresses), PART)
-    parts["address"], parts["run_bytes"] = addresses, run_bytes
-    parts["runs"], parts["stride_bytes"] = runs, stride_bytes
-    return MemoryLayout(parts, axes.item_bytes * prod(axes.shape), axes.extent_bytes)
+    parts = np.array([(0, run_bytes, runs, stride_bytes)], PART)
+    for size, stride in reversed(merged):
+        parts = _repeated(parts, size, stride)
+    return MemoryLayout(parts, axes.item_bytes * prod(axes.shape), axes)
+
+
+def _repeated(parts: NDArray[np.void], count: int, stride_bytes: int) -> NDArray[np.void]:
+    """Return *count* times the parts, each time *stride_bytes* further."""
+    if count == 1:
+        return parts
+    rows = parts[np.newaxis].repeat(count, axis=0)
+    rows["address"] += (np.arange(count) * stride_bytes).astype(np.uint64)[:, np.newaxis]
+    return rows.reshape(-1)
 
 
 def check_inside(address: int, extent_bytes: int, end: int | None) -> None:
@@ -192,9 +198,10 @@ def plain_memory(tensor: Any, torch: Any) -> BufferView:  # noqa: ANN401 (torch 
 
 def _check_strides(axes: Axes) -> None:
     """Refuse overlapping items and negative strides. Raises UsageError."""
-    long = sorted((stride, size) for stride, size in zip(axes.strides, axes.shape, strict=True) if size > 1)
     covered = axes.item_bytes
-    for stride, size in long:
+    for stride, size in sorted(zip(axes.strides, axes.shape, strict=True)):
+        if size == 1:
+            continue
         if stride < covered:
             raise UsageError(
                 f"has strides {axes.strides} for shape {axes.shape}: strides must be positive and elements "
@@ -419,13 +426,17 @@ def as_blocks(value: object, *, argument: str, count: int, block_bytes: int, is_
 
     Overlapping destinations are not detected: the content of such memory is undefined afterwards.
     """
+    if not isinstance(value, (list, tuple)):
+        try:
+            parts, length, owner = _rows_of(value, count, is_written=is_written)
+        except UsageError as error:
+            raise UsageError(f"{argument} {error}") from error
+        check_size(argument, 0, length, block_bytes)
+        first_part = np.arange(count + 1) * (len(parts) // max(1, count))
+        return HostBlocks(parts, first_part, np.full(count, length, np.uint32), is_written, (owner,))
     listing = _Listing(is_written=is_written)
     try:
-        found = (
-            listing.inspect(value, count)
-            if isinstance(value, (list, tuple))
-            else _inspect_array(value, count, is_written=is_written)
-        )
+        found = listing.inspect(value, count)
     except UsageError as error:
         raise UsageError(f"{argument}{listing.place_text} {error}") from error
     lengths = _lengths(found)
@@ -464,7 +475,7 @@ def _table(found: _Pieces) -> tuple[NDArray[np.void], NDArray[np.int64]]:
 
     Returns the parts and ``HostBlocks.first_part``.
     """
-    if len(found.layouts) == 1:  # true of most arrays
+    if len(found.layouts) == 1:  # true of most lists
         template = found.layouts[0].parts
         parts = np.empty((len(found.addresses), len(template)), PART)
         parts[:] = template
@@ -481,8 +492,11 @@ def _table(found: _Pieces) -> tuple[NDArray[np.void], NDArray[np.int64]]:
     return parts, np.concatenate([np.zeros(1, np.int64), end_of_piece[found.ends - 1]])
 
 
-def _inspect_array(value: object, count: int, *, is_written: bool) -> _Pieces:
-    """Inspect an array or tensor whose first axis counts the blocks."""
+def _rows_of(value: object, count: int, *, is_written: bool) -> tuple[NDArray[np.void], int, object]:
+    """Inspect an array or tensor whose first axis counts the blocks.
+
+    Returns as many parts for each block, a block's bytes, and the owner of the memory.
+    """
     seen = view_buffer(value)
     if seen is None:
         raise UsageError(
@@ -497,14 +511,16 @@ def _inspect_array(value: object, count: int, *, is_written: bool) -> _Pieces:
         )
     check_count(shaped[0][0], count)
     if not count:
-        return _Pieces(np.empty(0, np.uint64), np.empty(0, np.int64), [], np.empty(0, np.int64), [])
+        return np.empty(0, PART), 0, owner
     axes = axes_of(shaped)
     if is_written and not is_writable:
         raise UsageError(READ_ONLY)
-    check_inside(address, axes.extent_bytes, end)
+    if end is not None:
+        check_inside(address, axes.extent_bytes, end)
     layout = layout_of(Axes(axes.shape[1:], axes.strides[1:], axes.item_bytes))
-    addresses = np.uint64(address) + np.arange(count, dtype=np.uint64) * np.uint64(axes.strides[0])
-    return _Pieces(addresses, np.zeros(count, np.int64), [layout], np.arange(1, count + 1), [owner])
+    parts = _repeated(layout.parts, count, axes.strides[0])
+    parts["address"] += np.uint64(address)
+    return parts, layout.payload_bytes, owner
 
 
 class _Listing:
@@ -570,7 +586,7 @@ class _Listing:
         if self._is_written and not is_writable:
             raise UsageError(READ_ONLY)
         if end is not None:
-            check_inside(address, self._layouts[kind].extent_bytes, end)
+            check_inside(address, self._layouts[kind].axes.extent_bytes, end)
         self._addresses.append(address)
         self._kinds.append(kind)
         self._owners.append(owner)

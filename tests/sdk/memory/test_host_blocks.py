@@ -149,7 +149,7 @@ def test_parts_are_as_few_as_their_axes_allow_and_stay_within_their_memory(part:
     runs, run_bytes = layout.parts["runs"].astype(np.int64), layout.parts["run_bytes"].astype(np.int64)
     ends = layout.parts["address"].astype(np.int64) + run_bytes + (runs - 1) * layout.parts["stride_bytes"]
     low, high = np.lib.array_utils.byte_bounds(part)
-    assert ends.max() == layout.extent_bytes == high - low
+    assert ends.max() == axes.extent_bytes == high - low
     assert (runs * run_bytes).sum() == part.nbytes
 
 
@@ -385,6 +385,12 @@ def test_anything_with_the_buffer_protocol_is_a_block() -> None:
 
 def test_read_only_memory_is_a_source() -> None:
     assert gathered(checked([b"abc"], count=1, is_written=False)) == [b"abc"]
+
+
+def test_blocks_beyond_every_u32_are_refused_as_too_long() -> None:
+    rows = np.lib.stride_tricks.as_strided(np.zeros(1, np.uint8), (1, 1 << 33), (1, 1))
+    with pytest.raises(UsageError, match=f"{1 << 33} bytes, and blocks of this volume at most"):
+        checked(rows, count=1)
 
 
 def test_no_blocks_are_no_blocks() -> None:
