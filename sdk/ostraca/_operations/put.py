@@ -24,9 +24,16 @@ from ostraca._protocol.operations import BlockOperation, Finish
 from ostraca._protocol.specs import PutSpec
 from ostraca.results import PutResult
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.outcome import Reason
 
 log = logging.getLogger("ostraca")
+
+_TRANSFER_FAILED = bytes([Reason.TRANSFER_FAILED])
+
+
+Filled = tuple[NDArray[np.int64], tuple[Span, ...], bytes]
+"""Slots with blocks, the spans of the blocks, and their tags."""
 
 
 class PutJob(SlotJob[PutSpec, PutResult]):
@@ -45,8 +52,8 @@ class PutJob(SlotJob[PutSpec, PutResult]):
         """Build the result."""
         return PutResult(*self.outcomes.encode(), self.outcomes.note)
 
-    def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes] | None:
-        """Return slots filled with up to *wanted* blocks from *first* on, and tags.
+    def _fill(self, first: int, wanted: int) -> Filled | None:
+        """Return slots filled with up to *wanted* blocks from *first* on, their spans, and tags.
 
         Returns None if no slot is free.
         """
@@ -59,7 +66,7 @@ class PutJob(SlotJob[PutSpec, PutResult]):
     def _finish(self, operation: BlockOperation, end: Finish) -> None:
         super()._finish(operation, end)
         is_told = self._is_read and self._runtime.is_readable
-        if is_told and (end.outcomes.reasons == Reason.TRANSFER_FAILED).any():
+        if is_told and _TRANSFER_FAILED in end.outcomes.reasons.tobytes():
             self._runtime.is_readable = False
             log.warning("An agent could not read this process's memory: later puts go through the arena")
 
@@ -68,7 +75,7 @@ class PutJob(SlotJob[PutSpec, PutResult]):
         filled = self._fill(first, min(self._blocks - first, window_blocks, self._blocks_max))
         if filled is None:
             return 0
-        slots, tags = filled
+        slots, spans, tags = filled
         at = np.arange(first, first + len(slots))
 
         def build() -> BlockOperation:
@@ -76,7 +83,7 @@ class PutJob(SlotJob[PutSpec, PutResult]):
                 request,
                 self._handle,
                 self.until_s - time.monotonic(),
-                self._spans(at),
+                spans,
                 lengths=self.lengths[at],
                 slots=slots,
                 tags=tags,
@@ -105,14 +112,15 @@ class PutFromJob(PutJob):
     def _addresses(self, at: NDArray[np.intp], slots: NDArray[np.int64]) -> NDArray[np.uint64]:
         return super()._addresses(at, slots) if self._unmoved is None else self._unmoved.addresses(at)
 
-    def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes] | None:
+    def _fill(self, first: int, wanted: int) -> Filled | None:
         arena = self._arena
         slots = self._take(wanted)
         if slots is None:
             return None
         try:
             at = np.arange(first, first + len(slots))
-            seeds = self._seeds(at, self._spans(at))
+            spans = self._spans(at)
+            seeds = self._seeds(at, spans)
             if self._unmoved is not None:
                 tags = self._unmoved.tags(at, seeds, copy_pool=self._copy_pool)
             else:
@@ -121,7 +129,7 @@ class PutFromJob(PutJob):
             if self._source.wait():  # otherwise a copy may still write to the slots
                 arena.give(slots)
             raise
-        return slots, tags.tobytes()
+        return slots, spans, tags.tobytes()
 
 
 class PutSlotsJob(PutJob):
@@ -153,11 +161,12 @@ class PutSlotsJob(PutJob):
         else:
             self._hold.release()
 
-    def _fill(self, first: int, wanted: int) -> tuple[NDArray[np.int64], bytes]:
+    def _fill(self, first: int, wanted: int) -> Filled:
         slots = self._slots[first : first + wanted]
         lengths = self.lengths[first : first + len(slots)]
         at = np.arange(first, first + len(slots))
-        seeds = self._seeds(at, self._spans(at))
+        spans = self._spans(at)
+        seeds = self._seeds(at, spans)
         tags = compute_tags(self._arena.array, slots, lengths, seeds, copy_pool=self._copy_pool)
         self._sent = first + len(slots)
-        return slots, tags.tobytes()
+        return slots, spans, tags.tobytes()

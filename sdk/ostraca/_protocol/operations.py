@@ -306,15 +306,12 @@ class GetOperation(BlockOperation):
     ) -> None:
         super().__init__(message, until_s=until_s, at=at, slots=slots)
         self._is_again = message.is_again
-        self._landed = np.zeros(self.blocks, np.bool_)
-        self._good = np.zeros(self.blocks, np.bool_)
-        self._damaged = np.zeros(self.blocks, np.bool_)
+        self._landed, self._good, self._damaged, self._copied = np.zeros((4, self.blocks), np.bool_)
+        """Flags of the blocks. This worker copies some out of the agent's memory."""
+
         self._answer: Outcomes | None = None
         self._own: OwnReads | None = None
         """Blocks that this worker reads from drives itself."""
-
-        self._copied = np.zeros(self.blocks, np.bool_)
-        """Blocks that this worker copies out of the agent's memory."""
 
     def _on_answer(self, event: Event, now_s: float) -> list[Effect]:
         match event:
@@ -344,17 +341,18 @@ class GetOperation(BlockOperation):
         places = codec.u64(news.places, len(found) if is_copied else 0)
         if is_copied and self._is_again:
             raise MalformedError("places in memory for blocks that the agent must deliver")
-        is_new = ~self._landed[found]
+        is_known = self._landed[found]
         if self._own is not None:
-            is_new &= ~self._own.is_mine(found)
-        if not is_new.all():
-            found, tags, places = found[is_new], tags[is_new], places[is_new] if is_copied else places
+            is_known |= self._own.is_mine(found)
+        verify = Verify(news.positions, news.tags, news.places)
+        if is_known.any():
+            found = found[~is_known]
+            copied = places[~is_known].tobytes() if is_copied else b""
+            verify = Verify(found.tobytes(), tags[~is_known].tobytes(), copied)
         self._landed[found] = True
         if is_copied:
             self._copied[found] = True
-        if now_s >= self._until_s or not len(found):
-            return []
-        return [Verify(found.tobytes(), tags.tobytes(), places.tobytes())]
+        return [verify] if len(found) and now_s < self._until_s else []
 
     def _on_extents(self, extents: GetExtents, now_s: float) -> list[Effect]:
         if self._is_again or self._own is not None:
