@@ -32,7 +32,7 @@ from xxhash import _xxhash  # type: ignore[attr-defined]  # the stubs lack the C
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 13
+INTERFACE = 14
 """Interface of the library, equal to the number in ``ostraca.h``. A library compiled from other sources would
 misread arguments and crash the process."""
 
@@ -52,8 +52,12 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     # memory, its size, offsets, lengths, seeds, parts, first part of each block, tags made, blocks
     "ostraca_gather": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _at, _count]),
-    # memory, its size, offsets, lengths, seeds, tags, parts, first part, which block, until_s, good, blocks
-    "ostraca_scatter": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _at, _at, c_double, _at, _count]),
+    # memory, its size, offsets, lengths, seeds, tags, parts, first part, which block, until_s, process,
+    # addresses there, verdicts, blocks
+    "ostraca_scatter": (
+        _count,
+        [_at, _bytes, _at, _at, _at, _at, _at, _at, _at, c_double, c_int, _at, _at, _count],
+    ),
     # no io_uring, bytes under way of a drive and in all, checkers, errno; the engine
     "ostraca_io_open": (_at, [c_int, _bytes, _bytes, c_int, _at]),
     "ostraca_io_close": (None, [_at]),

@@ -12,7 +12,7 @@
 #include <time.h>
 
 /* Raise the number, here and in `__init__.py`, after every change of the interface. */
-#define OSTRACA_INTERFACE 13
+#define OSTRACA_INTERFACE 14
 
 #define TAG_BYTES 16
 #define KEY_BYTES 16
@@ -33,6 +33,8 @@ int64_t first_outside(uint64_t size, const int64_t *offsets, const uint32_t *len
 /* Makes or compares the 128-bit XXH3 of bytes, in canonical, big-endian form. */
 void tag_of(const void *bytes, size_t length, uint64_t seed, uint8_t tag[TAG_BYTES]);
 int is_tagged(const void *bytes, size_t length, uint64_t seed, const uint8_t tag[TAG_BYTES]);
+/* Copies a block out of another process. Returns 0, or an errno. */
+int64_t copy_from(int process, uint64_t address, uint8_t *to, uint64_t left);
 
 /* Incremental form of `tag_of`. */
 struct tagging;

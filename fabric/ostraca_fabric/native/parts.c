@@ -155,26 +155,26 @@ PUBLIC int64_t ostraca_gather(uint8_t *memory, uint64_t size, const int64_t *off
     return blocks;
 }
 
-/* Copies blocks with correct tags from slots to callers' memory; other blocks are not copied. which[b] is the index
- * of block b in first_part. No block is begun after `until_s` on the monotonic clock. Returns the number of
- * processed blocks, or -1, without any work, if a block lies outside of memory. */
-PUBLIC int64_t ostraca_scatter(const uint8_t *memory, uint64_t size, const int64_t *offsets,
-                               const uint32_t *lengths, const uint64_t *seeds, const uint8_t *tags,
-                               const struct part *parts, const int64_t *first_part, const int64_t *which,
-                               double until_s, uint8_t *good, int64_t blocks)
+/* Copies blocks with correct tags from slots to callers' memory, and sets their verdicts to 2. Other blocks get 1, and
+ * are not copied. which[b] is the index of block b in first_part. With `addresses`, each block is first copied into its
+ * slot, out of another process. No block is begun after `until_s` on the monotonic clock, or a failed copy. Returns 0,
+ * the errno of a failed copy, or -1, without any work, if a block lies outside of memory. */
+PUBLIC int64_t ostraca_scatter(uint8_t *memory, uint64_t size, const int64_t *offsets, const uint32_t *lengths,
+                               const uint64_t *seeds, const uint8_t *tags, const struct part *parts,
+                               const int64_t *first_part, const int64_t *which, double until_s, int process,
+                               const uint64_t *addresses, uint8_t *verdicts, int64_t blocks)
 {
-    if (first_outside(size, offsets, lengths, blocks) < blocks)
-        return -1;
+    int64_t failed = first_outside(size, offsets, lengths, blocks) < blocks ? -1 : 0;
     int streams = is_streamed(lengths, blocks);
-    int64_t block = 0;
-    for (; block < blocks && 1e-9 * (double)now_ns() < until_s; block++) {
+    for (int64_t block = 0; !failed && block < blocks && 1e-9 * (double)now_ns() < until_s; block++) {
         const uint8_t *slot = memory + offsets[block];
-        good[block] = is_tagged(slot, lengths[block], seeds[block], tags + TAG_BYTES * block);
-        if (!good[block])
+        failed = addresses ? copy_from(process, addresses[block], memory + offsets[block], lengths[block]) : 0;
+        verdicts[block] = failed ? 0 : 1 + is_tagged(slot, lengths[block], seeds[block], tags + TAG_BYTES * block);
+        if (verdicts[block] < 2)
             continue;
         for (int64_t part = first_part[which[block]]; part < first_part[which[block] + 1]; part++)
             slot = scatter_part(parts[part], slot, streams);
     }
     stream_end();
-    return block;
+    return failed;
 }

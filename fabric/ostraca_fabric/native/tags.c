@@ -69,8 +69,7 @@ PUBLIC int64_t ostraca_tags(const uint8_t *memory, uint64_t size, const int64_t 
     return inside;
 }
 
-/* Copies a block out of another process. Returns 0, or an errno. */
-static int64_t copy_from(pid_t process, uint64_t address, uint8_t *to, uint64_t left)
+int64_t copy_from(int process, uint64_t address, uint8_t *to, uint64_t left)
 {
     ssize_t step = 1;
     for (; left && step > 0; address += (uint64_t)step, to += step, left -= (uint64_t)step) {

@@ -10,7 +10,7 @@ import ctypes
 import errno
 import os
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,6 +68,16 @@ class ProcessBlocks:
     stop: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(1, np.uint8))
     """Not 0 ends copies before the next block."""
 
+    page_bytes: int = PAGE_BYTES
+    """Pages of the memory for copies: the rest of a block's last page is zeroed. 0: there are no pages."""
+
+    errors: list[int] = field(default_factory=list)
+    """Numbers of the errors of failed copies, for callers that share blocks among threads."""
+
+    def __getitem__(self, rows: slice) -> ProcessBlocks:
+        """Return some of the blocks, with the same errors."""
+        return replace(self, addresses=self.addresses[rows])
+
 
 def copy_verified(
     source: ProcessBlocks,
@@ -79,11 +89,11 @@ def copy_verified(
     tags: NDArray[np.uint8],
     states: NDArray[np.uint8],
 ) -> None:
-    """Copy some blocks of *source* into whole pages of *memory*, and check each by its tag right after.
+    """Copy some blocks of *source* into *memory*, and check each by its tag right after.
 
     All columns have a row per block of *source*; contiguous, *tags* of shape (n, 16). States become those of
-    ``tables.digests.PieceState``. The rest of each block's last page is zeroed. Releases the GIL. Raises
-    OSError for a failed copy: the states of later blocks stay as they are, as after a stop.
+    ``tables.digests.PieceState``. Releases the GIL. Raises OSError for a failed copy: the states of later
+    blocks stay as they are, as after a stop.
     """
     addresses, places, sizes = source.addresses[rows], offsets[rows], lengths[rows]
     verified = library.ostraca_verify(
@@ -95,7 +105,7 @@ def copy_verified(
         at(tags[rows]),
         at(states[rows]),
         len(addresses),
-        PAGE_BYTES,
+        source.page_bytes,
         source.process,
         at(addresses),
         at(source.stop),

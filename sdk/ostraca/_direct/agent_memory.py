@@ -7,14 +7,14 @@ to another one. Its tag tells, as for all blocks.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.errors import MalformedError
-from ostraca_fabric.runtime.process_memory import read_process, shows_proof
+from ostraca_fabric.runtime.process_memory import ProcessBlocks, shows_proof
 from ostraca_fabric.sockets.stream import ByteStream
 from ostraca_fabric.wire.messages import AgentMemory
 
@@ -49,44 +49,18 @@ class AgentMemoryReader:
             return None
         return cls(process, memory.address, memory.size_bytes)
 
-    def blocks(self, offsets: NDArray[np.int64], lengths: NDArray[np.uint32]) -> BlocksInMemory:
-        """Return blocks at these places: columns of shape (n,), in bytes.
+    def blocks(self, places: NDArray[np.uint64], lengths: NDArray[np.uint32]) -> ProcessBlocks:
+        """Return blocks at these places of the agent's memory: columns of shape (n,), in bytes.
 
-        Raises MalformedError for blocks outside of the agent's memory.
+        Raises MalformedError for blocks outside of that memory.
         """
-        if ((offsets < 0) | (offsets > self._size_bytes - lengths.astype(np.int64))).any():
-            raise MalformedError(f"blocks lie outside of the agent's {self._size_bytes} bytes of memory")
-        return BlocksInMemory(self, offsets.astype(np.uint64) + np.uint64(self._address), lengths)
+        size_bytes = self._size_bytes
+        if int(places.max()) > size_bytes or int((places + lengths).max()) > size_bytes:
+            raise MalformedError(f"blocks lie outside of the agent's {size_bytes} bytes of memory")
+        return ProcessBlocks(self._process, places + np.uint64(self._address), page_bytes=0)
 
-    def read(
-        self,
-        addresses: NDArray[np.uint64],
-        memory: NDArray[np.uint8],
-        offsets: NDArray[np.int64],
-        lengths: NDArray[np.uint32],
-    ) -> None:
-        """Copy pieces of the agent's memory as ``read_process``. A failure is noted, not raised."""
-        if not self.is_usable:
-            return
-        try:
-            read_process(self._process, addresses, memory, offsets, lengths)
-        except OSError as error:
+    def note(self, errors: Sequence[int]) -> None:
+        """Give up the memory after failed copies: the agent delivers later blocks."""
+        if errors and self.is_usable:
             self.is_usable = False
-            log.warning("The agent's memory is read no more: %s", error.strerror)
-
-
-@dataclass(frozen=True, slots=True)
-class BlocksInMemory:
-    """Blocks in the agent's memory, in columns of shape (n,)."""
-
-    reader: AgentMemoryReader
-    addresses: NDArray[np.uint64]
-    lengths: NDArray[np.uint32]
-
-    def copier(self, memory: NDArray[np.uint8], offsets: NDArray[np.int64]) -> Callable[[slice], None]:
-        """Return a function that copies some of the blocks to their places in *memory*, a flat array."""
-
-        def copy(some: slice) -> None:
-            self.reader.read(self.addresses[some], memory, offsets[some], self.lengths[some])
-
-        return copy
+            log.warning("The agent's memory is read no more: %s", os.strerror(errors[0]))

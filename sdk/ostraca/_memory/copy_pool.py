@@ -21,9 +21,9 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_fabric.model.extent import cut_by_bytes
+from ostraca_fabric.runtime.process_memory import ProcessBlocks, copy_verified
 from ostraca_fabric.runtime.threads import show_name
-from ostraca_fabric.tables.digests import TAG_BYTES, are_good, tags_of
+from ostraca_fabric.tables.digests import GOOD, TAG_BYTES, are_good, tags_of
 
 SHARE_BYTES = 2 << 20
 """Smallest share worth another thread: a fifth of a millisecond of copying, several times the cost of a
@@ -131,31 +131,6 @@ class CopyPool:
         return wave is not None
 
 
-class FetchingPool:
-    """Copy pool whose threads fetch blocks just before their work on them, while these are in its cache.
-
-    For a single wave, whose blocks are shared in order.
-    """
-
-    def __init__(self, pool: CopyPool, fetch: Callable[[slice], None]) -> None:
-        """Call *fetch* with slices of the wave's blocks. It must not raise."""
-        self._pool = pool
-        self._fetch = fetch
-        self._shared = 0
-
-    def share(self, lengths: NDArray[np.uint32], work: Callable[[slice], None]) -> None:
-        """Call *work* as ``CopyPool.share``, with the next blocks of the wave."""
-        first, self._shared = self._shared, self._shared + len(lengths)
-
-        def fetch_and_work(share: slice) -> None:
-            for piece in cut_by_bytes(lengths[share], SHARE_BYTES):
-                begin, end = share.start + piece.start, share.start + piece.stop
-                self._fetch(slice(first + begin, first + end))
-                work(slice(begin, end))
-
-        self._pool.share(lengths, fetch_and_work)
-
-
 class _Wave:
     """Wave in work, with the number of its helpers."""
 
@@ -226,9 +201,6 @@ class _Wave:
         return error
 
 
-Sharing = CopyPool | FetchingPool
-
-
 def verified_slices(
     memory: NDArray[np.uint8],
     offsets: NDArray[np.int64],
@@ -237,17 +209,17 @@ def verified_slices(
     tags: NDArray[np.uint8],
     *,
     until_s: float,
-    copy_pool: Sharing,
+    copy_pool: CopyPool,
+    source: ProcessBlocks | None = None,
 ) -> Iterator[tuple[slice, NDArray[np.bool_]]]:
     """Verify blocks in order until *until_s*; yield slices, and flags of good blocks.
 
-    Columns and errors are those of ``ostraca_fabric.tables.digests.are_good``.
+    Arguments are those of ``check_tags``.
     """
     for some in slices_until(lengths, until_s):
-        yield (
-            some,
-            check_tags(memory, offsets[some], lengths[some], seeds[some], tags[some], copy_pool=copy_pool),
-        )
+        columns = offsets[some], lengths[some], seeds[some], tags[some]
+        copied = None if source is None else source[some]
+        yield some, check_tags(memory, *columns, copy_pool=copy_pool, source=copied)
 
 
 def check_tags(
@@ -257,13 +229,26 @@ def check_tags(
     seeds: NDArray[np.uint64],
     tags: NDArray[np.uint8],
     *,
-    copy_pool: Sharing,
+    copy_pool: CopyPool,
+    source: ProcessBlocks | None = None,
 ) -> NDArray[np.bool_]:
-    """Check tags in the copy pool, as ``ostraca_fabric.tables.digests.are_good``."""
+    """Check tags in the copy pool, as ``ostraca_fabric.tables.digests.are_good``.
+
+    Blocks with a *source* are copied from there first. A failed copy is noted in the source's errors.
+    """
     good = np.zeros(len(lengths), np.bool_)
 
     def check(share: slice) -> None:
-        good[share] = are_good(memory, offsets[share], lengths[share], seeds[share], tags[share])
+        columns = offsets[share], lengths[share], seeds[share], tags[share]
+        if source is None:
+            good[share] = are_good(memory, *columns)
+            return
+        states, whole = np.zeros(len(columns[0]), np.uint8), slice(None)
+        try:
+            copy_verified(source[share], whole, memory, *columns, states)
+        except OSError as error:
+            source.errors.append(error.errno or 0)
+        good[share] = states == GOOD
 
     copy_pool.share(lengths, check)
     return good
@@ -275,7 +260,7 @@ def compute_tags(
     lengths: NDArray[np.uint32],
     seeds: NDArray[np.uint64],
     *,
-    copy_pool: Sharing,
+    copy_pool: CopyPool,
 ) -> NDArray[np.uint8]:
     """Compute tags in the copy pool, as ``ostraca_fabric.tables.digests.tags_of``."""
     tags = np.empty((len(offsets), TAG_BYTES), np.uint8)

@@ -34,10 +34,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import Sharing, check_tags, compute_tags, slices_until
+from ostraca._memory.copy_pool import CopyPool, check_tags, compute_tags, slices_until
 from ostraca._protocol.operations import no_verdicts, verdicts_of
 from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import TransportError, UsageError
+from ostraca_fabric.runtime.process_memory import ProcessBlocks
 from ostraca_fabric.tables.digests import TAG_BYTES
 
 
@@ -208,7 +209,7 @@ class DeviceBlocks:
         seeds: NDArray[np.uint64],
         *,
         first: int,
-        copy_pool: Sharing,
+        copy_pool: CopyPool,
     ) -> NDArray[np.uint8]:
         """Copy blocks as ``HostBlocks.gather``, with tags of the device or of the copied bytes.
 
@@ -246,7 +247,8 @@ class DeviceBlocks:
         *,
         positions: NDArray[np.int64],
         until_s: float,
-        copy_pool: Sharing,
+        copy_pool: CopyPool,
+        source: ProcessBlocks | None = None,
     ) -> NDArray[np.uint8]:
         """Verify blocks as ``HostBlocks.scatter``, but only start the copies.
 
@@ -256,11 +258,11 @@ class DeviceBlocks:
         with self._telling_lost_copies():
             for some in slices_until(lengths, until_s):
                 wave = _Wave(memory, offsets[some], lengths[some], seeds[some])
-                staged = self._stage(wave)
+                staged = self._stage(wave) if source is None else None
                 if staged is None:
-                    good = check_tags(
-                        memory, wave.offsets, wave.lengths, wave.seeds, tags[some], copy_pool=copy_pool
-                    )
+                    columns = wave.offsets, wave.lengths, wave.seeds, tags[some]
+                    copied = None if source is None else source[some]
+                    good = check_tags(memory, *columns, copy_pool=copy_pool, source=copied)
                     self._deliver(wave, positions[some], good)
                 else:
                     for at, host in wave.runs():

@@ -26,12 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import Sharing
+from ostraca._memory.copy_pool import CopyPool
 from ostraca._memory.device_blocks import DeviceBlocks, Devices, blocks_on_devices
-from ostraca._protocol.operations import VERDICT_OF_BAD, no_verdicts
+from ostraca._protocol.operations import no_verdicts
 from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.native import at, library
+from ostraca_fabric.runtime.process_memory import ProcessBlocks
 from ostraca_fabric.tables.digests import TAG_BYTES
 
 PART = np.dtype(
@@ -273,7 +274,7 @@ class HostBlocks:
         return np.ascontiguousarray(self.parts["address"][positions])
 
     def tags(
-        self, positions: NDArray[np.intp], seeds: NDArray[np.uint64], *, copy_pool: Sharing
+        self, positions: NDArray[np.intp], seeds: NDArray[np.uint64], *, copy_pool: CopyPool
     ) -> NDArray[np.uint8]:
         """Return the tags of contiguous blocks, with a seed each. Shape (n, 16)."""
         places, lengths = self.addresses(positions).astype(np.int64), self.lengths[positions]
@@ -304,7 +305,7 @@ class HostBlocks:
         seeds: NDArray[np.uint64],
         *,
         first: int,
-        copy_pool: Sharing,
+        copy_pool: CopyPool,
     ) -> NDArray[np.uint8]:
         """Copy blocks from *first* on into *memory*, and return their tags.
 
@@ -349,7 +350,8 @@ class HostBlocks:
         *,
         positions: NDArray[np.int64],
         until_s: float,
-        copy_pool: Sharing,
+        copy_pool: CopyPool,
+        source: ProcessBlocks | None = None,
     ) -> NDArray[np.uint8]:
         """Verify blocks in *memory*, and copy the good blocks to caller memory.
 
@@ -357,6 +359,9 @@ class HostBlocks:
         after *until_s* on the clock of ``time.monotonic``. Returns a ``BlockVerdict`` for each block;
         without GOOD, the caller's memory is unchanged. Releases the GIL. Raises ValueError for a block beyond
         *memory*.
+
+        Blocks with a *source* are copied into *memory* from there first. A failed copy is noted in the
+        source's errors, and blocks after it are UNSEEN.
         """
         count = len(positions)
         assert self.is_written, "this memory was not checked for being written to"
@@ -366,11 +371,11 @@ class HostBlocks:
         if count:
             assert 0 <= positions.min() <= positions.max() < len(self.lengths), "blocks that were checked"
         offsets, seeds = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(seeds, np.uint64)
-        lengths, tags = self.lengths[positions], np.ascontiguousarray(tags)
+        lengths, tags = self.lengths[positions], np.array(tags)  # C takes writable memory faster
         verdicts = no_verdicts(count)
 
         def scatter(share: slice) -> None:
-            handled = library.ostraca_scatter(
+            failed = library.ostraca_scatter(
                 at(memory),
                 memory.nbytes,
                 at(offsets[share]),
@@ -381,12 +386,15 @@ class HostBlocks:
                 at(self.first_part),
                 at(positions[share]),
                 until_s,
+                0 if source is None else source.process,
+                None if source is None else at(source.addresses[share]),
                 at(verdicts[share]),
                 share.stop - share.start,
             )
-            if handled < 0:
+            if failed < 0:
                 raise ValueError("a block would reach outside of memory")
-            verdicts[share.start : share.start + handled] += VERDICT_OF_BAD
+            if failed and source is not None:
+                source.errors.append(failed)
 
         copy_pool.share(lengths, scatter)
         return verdicts

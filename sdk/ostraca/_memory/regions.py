@@ -29,7 +29,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import Sharing, verified_slices
+from ostraca._memory.copy_pool import CopyPool, verified_slices
 from ostraca._memory.host_blocks import (
     PART,
     READ_ONLY,
@@ -45,6 +45,7 @@ from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.extent import PAGE_BYTES, whole_pages
 from ostraca_fabric.model.limits import whole
+from ostraca_fabric.runtime.process_memory import ProcessBlocks
 from ostraca_fabric.wire.codec import are_distinct
 
 _WRITTEN, _WITHHELD = -1, -2
@@ -338,7 +339,8 @@ class RegionBlocks(HostBlocks):
         tags: NDArray[np.uint8],
         *,
         until_s: float,
-        copy_pool: Sharing,
+        copy_pool: CopyPool,
+        source: ProcessBlocks | None = None,
     ) -> NDArray[np.uint8]:
         """Verify blocks that landed in their rows; return a ``BlockVerdict`` for each.
 
@@ -353,6 +355,7 @@ class RegionBlocks(HostBlocks):
             tags,
             until_s=until_s,
             copy_pool=copy_pool,
+            source=source,
         ):
             verdicts[some] = verdicts_of(good)
         return verdicts

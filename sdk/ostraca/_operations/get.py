@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca._connection.session import AgentSession, Mailbox
-from ostraca._memory.copy_pool import FetchingPool, Sharing, verified_slices
+from ostraca._memory.copy_pool import CopyPool, verified_slices
 from ostraca._memory.device_blocks import COPY_FAILED, DeviceBlocks
 from ostraca._memory.regions import RegionBlocks
 from ostraca._memory.row_writes import RowWrites
@@ -41,11 +41,11 @@ from ostraca.results import GetResult, LateWrite, WithheldRows
 from ostraca_fabric.errors import MalformedError, TransportError
 from ostraca_fabric.model.extent import whole_pages
 from ostraca_fabric.model.outcome import Reason
+from ostraca_fabric.runtime.process_memory import ProcessBlocks
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import GetExtents
 
 if TYPE_CHECKING:
-    from ostraca._direct.agent_memory import BlocksInMemory
     from ostraca._direct.device_reads import DeviceMemory
     from ostraca._direct.direct_reader import ReadState
 
@@ -82,7 +82,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         offsets: NDArray[np.int64],
         seeds: NDArray[np.uint64],
         tags: NDArray[np.uint8],
-        source: BlocksInMemory | None = None,
+        source: ProcessBlocks | None = None,
     ) -> NDArray[np.uint8]:
         """Verify landed blocks, hand over the good blocks; return a ``BlockVerdict`` for each.
 
@@ -91,13 +91,9 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         """
         raise NotImplementedError
 
-    def _pool(
-        self, source: BlocksInMemory | None, memory: NDArray[np.uint8], offsets: NDArray[np.int64]
-    ) -> Sharing:
-        """Return the pool for blocks at these places of *memory*, which copies them from *source* first."""
-        if source is None:
-            return self._copy_pool
-        return FetchingPool(self._runtime.fetching_pool, source.copier(memory, offsets))
+    def _pool(self, source: ProcessBlocks | None) -> CopyPool:
+        """Return the pool for blocks from this source."""
+        return self._copy_pool if source is None else self._runtime.fetching_pool
 
     def _begin(self, request: int, first: int) -> int:
         wanted = window_blocks(
@@ -221,20 +217,18 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         at, slots = operation.at[positions], operation.slots[positions]
         seeds = self._seeds_of[operation.request][positions]
         tags = codec.rows16(wanted.tags, len(positions))
-        source = self._source(at, wanted.places) if wanted.places else None
+        reader = self._session.memory if wanted.places else None
+        if wanted.places and reader is None:
+            raise MalformedError("places in memory to a worker that reads no memory")
+        lengths = self.lengths[at]
+        source = None if reader is None else reader.blocks(codec.u64(wanted.places, len(at)), lengths)
         verdicts = self._check(at, slots, seeds, tags, source)
-        if source is not None:
+        if reader is not None and source is not None:
+            reader.note(source.errors)
             self._count_copies(at, verdicts)
         elif self._extents and (is_damaged := verdicts == _DAMAGED).any():
             self._distrust(operation, positions[is_damaged])
         return Verified(wanted.positions, verdicts.tobytes())
-
-    def _source(self, at: NDArray[np.intp], places: bytes) -> BlocksInMemory:
-        """Return blocks at these places of the agent's memory. Raises MalformedError."""
-        reader = self._session.memory
-        if reader is None:
-            raise MalformedError("places in memory to a worker that reads no memory")
-        return reader.blocks(codec.u64(places, len(at)).astype(np.int64), self.lengths[at])
 
     def _count_copies(self, at: NDArray[np.intp], verdicts: NDArray[np.uint8]) -> None:
         """Count blocks copied out of the agent's memory."""
@@ -362,13 +356,13 @@ class GetIntoJob(GetJob[GetResult]):
         offsets: NDArray[np.int64],
         seeds: NDArray[np.uint64],
         tags: NDArray[np.uint8],
-        source: BlocksInMemory | None = None,
+        source: ProcessBlocks | None = None,
     ) -> NDArray[np.uint8]:
         region, writes, until_s = self._region, self._row_writes, self.until_s
         is_in_row = self._is_in_place or source is not None or (writes is not None and writes.has(blocks))
         if region is not None and is_in_row:
-            copy_pool = self._pool(source, region.memory.array, region.offsets(blocks))
-            verdicts = region.verify(blocks, seeds, tags, until_s=until_s, copy_pool=copy_pool)
+            copy_pool = self._pool(source)
+            verdicts = region.verify(blocks, seeds, tags, until_s=until_s, copy_pool=copy_pool, source=source)
             if source is not None:
                 region.wipe(blocks[verdicts != _GOOD])
             if writes is not None:
@@ -376,10 +370,9 @@ class GetIntoJob(GetJob[GetResult]):
             return verdicts
         if self._staged is not None and self._staged.has(blocks):
             return self._staged.scatter(blocks, seeds, tags, until_s=until_s)
-        memory = self._arena.array
-        copy_pool = self._pool(source, memory, offsets)
+        columns, copy_pool = (offsets, seeds, tags), self._pool(source)
         return self._into.scatter(
-            memory, offsets, seeds, tags, positions=blocks, until_s=until_s, copy_pool=copy_pool
+            self._arena.array, *columns, positions=blocks, until_s=until_s, copy_pool=copy_pool, source=source
         )
 
 
@@ -424,12 +417,12 @@ class GetViewsJob(GetJob[BlockViews]):
         offsets: NDArray[np.int64],
         seeds: NDArray[np.uint64],
         tags: NDArray[np.uint8],
-        source: BlocksInMemory | None = None,
+        source: ProcessBlocks | None = None,
     ) -> NDArray[np.uint8]:
         verdicts, memory, lengths = no_verdicts(len(blocks)), self._arena.array, self.lengths[blocks]
-        copy_pool = self._pool(source, memory, offsets)
+        columns, copy_pool = (offsets, lengths, seeds, tags), self._pool(source)
         for some, good in verified_slices(
-            memory, offsets, lengths, seeds, tags, until_s=self.until_s, copy_pool=copy_pool
+            memory, *columns, until_s=self.until_s, copy_pool=copy_pool, source=source
         ):
             handed_over = blocks[some][good]
             self._offsets[handed_over] = offsets[some][good]

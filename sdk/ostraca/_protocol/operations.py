@@ -74,8 +74,7 @@ class BlockVerdict(IntEnum):
     """Bytes match the tag, and were handed over."""
 
 
-VERDICT_OF_BAD = np.uint8(BlockVerdict.DAMAGED)
-"""Added to C's 0 or 1 for a bad or good block."""
+_VERDICT_OF_BAD = np.uint8(BlockVerdict.DAMAGED)
 
 
 def no_verdicts(blocks: int) -> NDArray[np.uint8]:
@@ -85,7 +84,7 @@ def no_verdicts(blocks: int) -> NDArray[np.uint8]:
 
 def verdicts_of(good: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """Return the verdict of each verified block."""
-    return good + VERDICT_OF_BAD
+    return good + _VERDICT_OF_BAD
 
 
 @dataclass(frozen=True, slots=True)

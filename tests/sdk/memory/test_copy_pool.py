@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import signal
@@ -27,10 +28,11 @@ from tests.sdk.scripted_agent import ScriptedAgent
 
 import ostraca
 from ostraca import BlockState, PutState, Reason
-from ostraca._memory.copy_pool import CopyPool, FetchingPool, compute_tags, threads_for, verified_slices
+from ostraca._memory.copy_pool import CopyPool, compute_tags, threads_for, verified_slices
 from ostraca._memory.device_blocks import DeviceBlocks
 from ostraca._memory.host_blocks import as_blocks, caller_blocks
 from ostraca._protocol.operations import BlockVerdict
+from ostraca_fabric.runtime.process_memory import ProcessBlocks
 from ostraca_fabric.tables.digests import tags_of
 
 FAR_S = 10.0
@@ -72,33 +74,6 @@ def helpers() -> list[threading.Thread]:
 def test_few_cpus_copy_in_one_thread_and_many_in_a_few(cpus: int, threads: int) -> None:
     assert threads_for(cpus) == threads
     assert threads_for(cpus, are_fetching=True) == max(threads, min(2, cpus))
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_blocks_are_fetched_once_and_before_the_work_on_them(threads: int) -> None:
-    lengths = sizes(*[SHARE_BYTES, 1, SHARE_BYTES // 2, SHARE_BYTES // 2, 3 * SHARE_BYTES, 1] * 3)
-    fetched, worked = np.zeros(len(lengths), np.int64), np.zeros(len(lengths), np.int64)
-    pieces: list[slice] = []
-
-    def fetch(some: slice) -> None:
-        pieces.append(some)
-        fetched[some] += 1
-
-    def work(first: int) -> Callable[[slice], None]:
-        def work(share: slice) -> None:
-            some = slice(first + share.start, first + share.stop)
-            assert (fetched[some] == 1).all()
-            worked[some] += 1
-
-        return work
-
-    with copy_pool_of(threads) as copy_pool:
-        pool = FetchingPool(copy_pool, fetch)
-        pool.share(lengths[:7], work(0))
-        assert not fetched[7:].any(), "and no sooner than needed"
-        pool.share(lengths[7:], work(7))
-    assert (worked == 1).all()
-    assert all(lengths[some][:-1].sum() < SHARE_BYTES for some in pieces)
 
 
 @given(st.lists(st.integers(1, 5 * SHARE_BYTES), min_size=1, max_size=40), st.integers(1, 4))
@@ -213,6 +188,87 @@ def test_any_cut_gives_what_one_thread_gives(wave: Wave, threads: int) -> None:
     assert np.array_equal(tags, made[first:])
     for at, size in zip(wave.offsets[first:], wave.lengths[first:], strict=True):
         assert np.array_equal(slots[at : at + size], wave.memory[at : at + size])
+
+
+def in_process(wave: Wave) -> tuple[Wave, ProcessBlocks]:
+    """Return a wave with empty slots elsewhere, and its blocks in the memory of a process: this one."""
+    addresses = wave.offsets.astype(np.uint64) + np.uint64(wave.memory.ctypes.data)
+    emptied = wave._replace(memory=np.full_like(wave.memory, UNTOUCHED), offsets=wave.offsets[::-1].copy())
+    return emptied, ProcessBlocks(os.getpid(), addresses, page_bytes=0)
+
+
+DEVICES = {"host": None, "device": 0, "device with tags": 1}
+"""The least bytes of a block for tags of the device, by kind of caller's memory."""
+
+
+def handed_over(
+    wave: Wave, copy_pool: CopyPool, source: ProcessBlocks, tagged_bytes_min: int | None
+) -> tuple[list[int], list[bytes]]:
+    """Scatter a wave from a source; return verdicts, and the caller's memory in the order of the wave."""
+    target = caller_memory(wave)
+    given: list[Any] = target if tagged_bytes_min is None else [DeviceArray(each) for each in target]
+    blocks = caller_blocks(
+        given,
+        StandInDevices(tagged_bytes_min=tagged_bytes_min or 0),
+        argument="into",
+        count=len(target),
+        block_bytes=1 << 20,
+        is_written=True,
+    )
+    verdicts = blocks.scatter(
+        *wave[:2],
+        *wave[3:5],
+        positions=wave.which,
+        until_s=time.monotonic() + FAR_S,
+        copy_pool=copy_pool,
+        source=source,
+    )
+    assert blocks.wait()
+    return verdicts.tolist(), [target[block].tobytes() for block in wave.which]
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_blocks_of_a_process_are_copied_before_they_are_checked(kind: str, threads: int) -> None:
+    stored = wave_of([SHARE_BYTES, 1, 3 * SHARE_BYTES, 17] * 4, {2, 5}, seed=3)
+    wave, source = in_process(stored)
+    with copy_pool_of(threads) as copy_pool:
+        verdicts, target = handed_over(wave, copy_pool, source, DEVICES[kind])
+    slots = np.full_like(wave.memory, UNTOUCHED)
+    for block, (size, is_damaged) in enumerate(zip(wave.lengths, wave.is_damaged, strict=True)):
+        content = stored.memory[stored.offsets[block] :][:size]
+        slots[wave.offsets[block] :][:size] = content
+        assert verdicts[block] == (BlockVerdict.DAMAGED if is_damaged else BlockVerdict.GOOD)
+        assert target[block] == (bytes([UNTOUCHED]) * size if is_damaged else content.tobytes())
+    assert np.array_equal(wave.memory, slots)
+    assert not source.errors
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+def test_no_block_after_a_failed_copy_is_handed_over(kind: str) -> None:
+    wave, source = in_process(wave_of([100] * 5, {1}, seed=4))
+    source.addresses[3] = 8  # no process maps its first page
+    verdicts, target = handed_over(wave, ALONE, source, DEVICES[kind])
+    assert [verdict == BlockVerdict.GOOD for verdict in verdicts] == [True, False, True, False, False]
+    assert [bytes([UNTOUCHED]) * 100 == each for each in target] == [False, True, False, True, True]
+    assert source.errors == [errno.EFAULT]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_blocks_of_a_process_are_checked_in_place_slice_by_slice(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostraca._memory.copy_pool._HASH_BYTES", 5 * SHARE_BYTES)
+    stored = wave_of([SHARE_BYTES, 1, 3 * SHARE_BYTES, 17] * 6, {2, 5, 20}, seed=5)
+    wave, source = in_process(stored)
+    source.addresses[-1] = 8
+    with copy_pool_of(threads) as copy_pool:
+        until_s = time.monotonic() + FAR_S
+        checks = list(verified_slices(*wave[:5], until_s=until_s, copy_pool=copy_pool, source=source))
+    assert len(checks) > 2
+    good = [is_good for _, some in checks for is_good in some]
+    assert good == [*(~wave.is_damaged)[:-1], False]
+    assert source.errors == [errno.EFAULT]
 
 
 @pytest.mark.parametrize("threads", [2, 3, 4])

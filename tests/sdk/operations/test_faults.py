@@ -19,7 +19,6 @@ from tests.support.stalls import Stopwatch
 
 import ostraca
 from ostraca import Ack, BlockState, PutState, Reason
-from ostraca._memory.copy_pool import CopyPool
 from ostraca._memory.host_blocks import HostBlocks
 from ostraca._protocol.operations import BlockVerdict
 from ostraca_fabric.tables.digests import are_good
@@ -170,15 +169,11 @@ def test_blocks_that_landed_in_time_and_were_not_checked_in_time_are_late_and_no
 
     scatter_in_time = HostBlocks.scatter
 
-    def scatter_first(
-        blocks: HostBlocks, memory: Any, *columns: Any, positions: Any, until_s: float, copy_pool: CopyPool
-    ) -> Any:
+    def scatter_first(blocks: HostBlocks, memory: Any, *columns: Any, positions: Any, **others: Any) -> Any:
         """Time runs out when the first block has been handed over."""
         first = [column[:1] for column in columns]
         verdicts = np.full(len(positions), BlockVerdict.UNSEEN, np.uint8)
-        verdicts[:1] = scatter_in_time(
-            blocks, memory, *first, positions=positions[:1], until_s=until_s, copy_pool=copy_pool
-        )
+        verdicts[:1] = scatter_in_time(blocks, memory, *first, positions=positions[:1], **others)
         return verdicts
 
     def clock() -> float:
