@@ -55,7 +55,8 @@ class AgentMemoryReader:
         Raises MalformedError for blocks outside of that memory.
         """
         size_bytes = self._size_bytes
-        if int(places.max()) > size_bytes or int((places + lengths).max()) > size_bytes:
+        ends = places + lengths
+        if int(places[places.argmax()]) > size_bytes or int(ends[ends.argmax()]) > size_bytes:
             raise MalformedError(f"blocks lie outside of the agent's {size_bytes} bytes of memory")
         return ProcessBlocks(self._process, places + np.uint64(self._address), page_bytes=0)
 

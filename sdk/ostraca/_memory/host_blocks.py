@@ -137,7 +137,8 @@ def _repeated(parts: NDArray[np.void], count: int, stride_bytes: int) -> NDArray
     if count == 1:
         return parts
     rows = parts[np.newaxis].repeat(count, axis=0)
-    rows["address"] += (np.arange(count) * stride_bytes).astype(np.uint64)[:, np.newaxis]
+    addresses = rows["address"]
+    addresses += (np.arange(count) * stride_bytes).astype(np.uint64)[:, np.newaxis]
     return rows.reshape(-1)
 
 
@@ -368,8 +369,8 @@ class HostBlocks:
         assert len(offsets) == len(seeds) == count, "a block has one offset and one seed"
         assert tags.shape == (count, TAG_BYTES), f"tags of shape {tags.shape} for {count} blocks"
         positions = np.ascontiguousarray(positions, np.int64)
-        if count:
-            assert 0 <= positions.min() <= positions.max() < len(self.lengths), "blocks that were checked"
+        if count:  # negative ones are large
+            assert positions.view(np.uint64).max() < len(self.lengths), "blocks that were checked"
         offsets, seeds = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(seeds, np.uint64)
         lengths, tags = self.lengths[positions], np.array(tags)  # C takes writable memory faster
         verdicts = no_verdicts(count)
@@ -440,8 +441,9 @@ def as_blocks(value: object, *, argument: str, count: int, block_bytes: int, is_
         except UsageError as error:
             raise UsageError(f"{argument} {error}") from error
         check_size(argument, 0, length, block_bytes)
-        first_part = np.arange(count + 1) * (len(parts) // max(1, count))
-        return HostBlocks(parts, first_part, np.full(count, length, np.uint32), is_written, (owner,))
+        first_part, lengths = np.arange(count + 1) * (len(parts) // max(1, count)), np.empty(count, np.uint32)
+        lengths.fill(length)
+        return HostBlocks(parts, first_part, lengths, is_written, (owner,))
     listing = _Listing(is_written=is_written)
     try:
         found = listing.inspect(value, count)
@@ -527,7 +529,8 @@ def _rows_of(value: object, count: int, *, is_written: bool) -> tuple[NDArray[np
         check_inside(address, axes.extent_bytes, end)
     layout = layout_of(Axes(axes.shape[1:], axes.strides[1:], axes.item_bytes))
     parts = _repeated(layout.parts, count, axes.strides[0])
-    parts["address"] += np.uint64(address)
+    addresses = parts["address"]
+    addresses += np.uint64(address)
     return parts, layout.payload_bytes, owner
 
 

@@ -344,7 +344,7 @@ class GetOperation(BlockOperation):
         if self._own is not None:
             is_known |= self._own.is_mine(found)
         verify = Verify(news.positions, news.tags, news.places)
-        if is_known.any():
+        if np.count_nonzero(is_known):
             found = found[~is_known]
             copied = places[~is_known].tobytes() if is_copied else b""
             verify = Verify(found.tobytes(), tags[~is_known].tobytes(), copied)
@@ -394,7 +394,7 @@ class GetOperation(BlockOperation):
         own = self._own
         if self._answer is None or (own is not None and not own.is_over):
             return []
-        if self._good.all():  # the usual end
+        if np.count_nonzero(self._good) == self.blocks:  # the usual end
             return [Finish(Outcomes.filled(self.blocks, BlockState.HIT))]
         outcomes = self._answer.copy()
         claimed = (outcomes.states == BlockState.HIT) & ~self._good
