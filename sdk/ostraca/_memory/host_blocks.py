@@ -231,6 +231,8 @@ def _merge_axes(axes: Axes) -> tuple[int, list[tuple[int, int]]]:
     return run_bytes, merged[::-1]
 
 
+_ALL_BYTES = (1 << 64) - 1
+
 READ_ONLY = (
     "is read-only, and blocks are to be written there: pass writable memory, such as a bytearray or a copy"
 )
@@ -278,23 +280,21 @@ class HostBlocks:
         self, positions: NDArray[np.intp], seeds: NDArray[np.uint64], *, copy_pool: CopyPool
     ) -> NDArray[np.uint8]:
         """Return the tags of contiguous blocks, with a seed each. Shape (n, 16)."""
-        places, lengths = self.addresses(positions).astype(np.int64), self.lengths[positions]
+        places, lengths = self.addresses(positions), self.lengths[positions]
         tags = np.empty((len(positions), TAG_BYTES), np.uint8)
 
         def make(share: slice) -> None:
-            first = int(places[share].min())
-            reach = int((places[share] + lengths[share]).max()) - first
-            offsets = places[share] - first
+            blocks = share.stop - share.start
             made = library.ostraca_tags(
-                first,
-                reach,
-                at(offsets),
+                None,
+                _ALL_BYTES,
+                at(places[share]),
                 at(lengths[share]),
                 at(seeds[share]),
                 at(tags[share]),
-                len(offsets),
+                blocks,
             )
-            assert made == len(offsets), "the blocks span the memory"
+            assert made == blocks, "addresses are offsets in the memory of the process"
 
         copy_pool.share(lengths, make)
         return tags
@@ -441,9 +441,9 @@ def as_blocks(value: object, *, argument: str, count: int, block_bytes: int, is_
         except UsageError as error:
             raise UsageError(f"{argument} {error}") from error
         check_size(argument, 0, length, block_bytes)
-        first_part, lengths = np.arange(count + 1) * (len(parts) // max(1, count)), np.empty(count, np.uint32)
-        lengths.fill(length)
-        return HostBlocks(parts, first_part, lengths, is_written, (owner,))
+        first_part, sizes = np.arange(count + 1) * (len(parts) // max(1, count)), np.empty(count, np.uint32)
+        sizes.fill(length)
+        return HostBlocks(parts, first_part, sizes, is_written, (owner,))
     listing = _Listing(is_written=is_written)
     try:
         found = listing.inspect(value, count)
