@@ -135,12 +135,11 @@ class AgentConnection:
     def read(self, message: Put) -> list[bytes]:
         """Read the blocks of a put out of the worker's memory."""
         count = len(message.lengths) // 4
-        incoming, addresses = (
-            Incoming.of(codec.u32(message.lengths, count)),
-            codec.u64(message.addresses, count),
-        )
-        read_process(self.process, addresses, incoming.memory, incoming.offsets, incoming.lengths)
-        return incoming.blocks()
+        lengths, addresses = codec.u32(message.lengths, count), codec.u64(message.addresses, count)
+        return [
+            read_process(self.process, address, length)
+            for address, length in zip(addresses.tolist(), lengths.tolist(), strict=True)
+        ]
 
     def fetch(self, message: Put) -> list[bytes]:
         """Read the blocks of a put if their addresses are named, else have the worker send them."""

@@ -20,12 +20,6 @@ from ostraca_fabric.native import at, library
 
 PROOF_BYTES = 16
 
-_PIECES_MAX = 1024
-"""Pieces per call of the kernel: its IOV_MAX."""
-
-_MERGED_MIN = 16
-"""Pieces that are worth a search for neighbours: the kernel takes 0.4 us for each piece of the process."""
-
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
 _libc.process_vm_readv.argtypes = (
@@ -50,11 +44,7 @@ class MemoryProof:
 
 def shows_proof(process: int, address: int, proof: bytes) -> bool:
     """Return whether a process has the bytes of a ``MemoryProof`` at an address. Raises OSError."""
-    if not 0 <= address < 1 << 64:
-        return False
-    found, place = np.zeros(PROOF_BYTES, np.uint8), np.array([address], np.uint64)
-    read_process(process, place, found, np.zeros(1, np.int64), np.array([PROOF_BYTES], np.uint32))
-    return found.tobytes() == proof
+    return 0 <= address < 1 << 64 and read_process(process, address, PROOF_BYTES) == proof
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,38 +105,12 @@ def copy_verified(
     assert verified == len(addresses), "blocks lie in memory"
 
 
-def read_process(
-    process: int,
-    addresses: NDArray[np.uint64],
-    memory: NDArray[np.uint8],
-    offsets: NDArray[np.int64],
-    lengths: NDArray[np.uint32],
-) -> None:
-    """Copy pieces of a process's memory into *memory*, a flat array: columns of shape (n,), in bytes.
-
-    Releases the GIL. Nothing is written after the return. Raises OSError, after which any part may have been
-    copied.
-    """
-    assert ((offsets >= 0) & (offsets + lengths <= memory.nbytes)).all(), "pieces lie in memory"
-    pieces = np.empty((2, len(lengths), 2), np.uint64)
-    pieces[0, :, 0] = offsets
-    pieces[0, :, 0] += np.uint64(at(memory))
-    pieces[1, :, 0] = addresses
-    pieces[:, :, 1] = lengths
-    for first in range(0, len(lengths), _PIECES_MAX):
-        count = min(_PIECES_MAX, len(lengths) - first)
-        here, there = pieces[:, first : first + count]
-        if count >= _MERGED_MIN:
-            there = _merged(there)
-        copied = _libc.process_vm_readv(process, at(here), count, at(there), len(there), 0)
-        if copied < 0:
-            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        if copied < int(lengths[first : first + count].sum(dtype=np.int64)):
-            raise OSError(errno.EFAULT, os.strerror(errno.EFAULT))
-
-
-def _merged(pieces: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Join neighbours among pieces, rows of an address and a length."""
-    firsts = np.flatnonzero(pieces[1:, 0] != pieces[:-1].sum(axis=1)) + 1
-    firsts = np.concatenate((np.zeros(1, np.intp), firsts))
-    return np.column_stack((pieces[firsts, 0], np.add.reduceat(pieces[:, 1], firsts)))
+def read_process(process: int, address: int, size_bytes: int) -> bytes:
+    """Return bytes of a process's memory. Raises OSError."""
+    found = np.empty(size_bytes, np.uint8)
+    here, there = (np.array([place, size_bytes], np.uint64) for place in (at(found), address))
+    copied = _libc.process_vm_readv(process, at(here), 1, at(there), 1, 0)
+    if copied < size_bytes:
+        number = ctypes.get_errno() if copied < 0 else errno.EFAULT
+        raise OSError(number, os.strerror(number))
+    return found.tobytes()

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -45,79 +46,60 @@ def other() -> Iterator[tuple[int, int]]:
         process.communicate()
 
 
-def test_pieces_land_at_their_places_and_nothing_else_is_touched(other: tuple[int, int]) -> None:
+def test_bytes_are_those_at_their_address(other: tuple[int, int]) -> None:
     process, address = other
-    memory, expected = np.full(20_000, 0xEE, np.uint8), np.full(20_000, 0xEE, np.uint8)
-    sources, places, lengths = [7, 200_000, 1, SIZE - 5], [100, 5000, 5001, 19_995], [3000, 1, 4096, 5]
-    for source, place, length in zip(sources, places, lengths, strict=True):
-        expected[place : place + length] = CONTENT[source : source + length]
-    addresses = np.array(sources, np.uint64) + np.uint64(address)
-    read_process(process, addresses, memory, np.array(places), np.array(lengths, np.uint32))
-    assert np.array_equal(memory, expected)
+    for place, length in ((7, 3000), (200_000, 1), (0, SIZE), (SIZE - 5, 5)):
+        assert read_process(process, address + place, length) == CONTENT[place : place + length].tobytes()
 
 
-def test_more_pieces_than_a_call_of_the_kernel_takes_are_copied(other: tuple[int, int]) -> None:
-    process, address = other
-    count = 2500
-    memory, order = np.zeros(count, np.uint8), np.random.default_rng(1).permutation(count)
-    sources = order.astype(np.uint64) + np.uint64(address)
-    read_process(process, sources, memory, np.arange(count), np.ones(count, np.uint32))
-    assert np.array_equal(memory, CONTENT[order])
-
-
-@pytest.mark.parametrize("count", [15, 16, 1025, 2048])
-def test_pieces_side_by_side_are_copied_like_others(other: tuple[int, int], count: int) -> None:
-    process, address = other
-    lengths = np.random.default_rng(count).integers(1, 100, count).astype(np.uint32)
-    sources = np.cumsum(lengths, dtype=np.int64) - lengths
-    sources[count // 2 :] += 7  # a gap
-    places = np.random.default_rng(1).permutation(count) * 100
-    memory, expected = np.zeros(100 * count, np.uint8), np.zeros(100 * count, np.uint8)
-    for source, place, length in zip(sources.tolist(), places.tolist(), lengths.tolist(), strict=True):
-        expected[place : place + length] = CONTENT[source : source + length]
-    read_process(process, sources.astype(np.uint64) + np.uint64(address), memory, places, lengths)
-    assert np.array_equal(memory, expected)
+@contextmanager
+def half_of_two_pages() -> Iterator[int]:
+    """Return the address of a page of ones, in front of a page that can't be read."""
+    source = np.frombuffer(mmap.mmap(-1, 2 * PAGE_BYTES), np.uint8)
+    source[:] = 1
+    protect, end = ctypes.CDLL(None).mprotect, ctypes.c_void_p(source.ctypes.data + PAGE_BYTES)
+    assert protect(end, PAGE_BYTES, 0) == 0
+    try:
+        yield source.ctypes.data
+    finally:
+        assert protect(end, PAGE_BYTES, mmap.PROT_READ | mmap.PROT_WRITE) == 0
 
 
 def test_memory_that_is_not_there_is_an_error(other: tuple[int, int]) -> None:
     process, address = other
-    memory = np.zeros(8192, np.uint8)
-    end = (address + SIZE + (64 << 20)) & ~4095
-    for sources, lengths in (([0], [1]), ([address, 0], [4096, 1]), ([end], [8192])):
-        places = np.arange(len(sources)) * 4096
+    for place, length in ((0, 1), ((address + SIZE + (64 << 20)) & ~4095, 8192)):
         with pytest.raises(OSError) as caught:  # noqa: PT011 (its number says which)
-            read_process(process, np.array(sources, np.uint64), memory, places, np.array(lengths, np.uint32))
+            read_process(process, place, length)
         assert caught.value.errno == errno.EFAULT
+
+
+def test_memory_that_ends_too_early_is_an_error() -> None:
+    with half_of_two_pages() as address:
+        assert read_process(os.getpid(), address, PAGE_BYTES) == b"\1" * PAGE_BYTES
+        with pytest.raises(OSError, match="Bad address"):
+            read_process(os.getpid(), address + 1, PAGE_BYTES)
 
 
 def test_a_process_that_has_ended_is_an_error() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     with pytest.raises(ProcessLookupError):
-        read_process(process.pid, *_one_byte())
-
-
-def _one_byte() -> tuple[NDArray[np.uint64], NDArray[np.uint8], NDArray[np.int64], NDArray[np.uint32]]:
-    return np.array([4096], np.uint64), np.zeros(1, np.uint8), np.zeros(1, np.int64), np.ones(1, np.uint32)
+        read_process(process.pid, 4096, 1)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
 def test_another_users_process_is_refused() -> None:
     program = (
-        "import os, numpy as np; from ostraca_fabric.runtime.process_memory import read_process;"
-        "os.setuid(65533);"
-        f"read_process({os.getpid()}, np.array([4096], np.uint64), np.zeros(1, np.uint8),"
-        " np.zeros(1, np.int64), np.ones(1, np.uint32))"
+        "import os; from ostraca_fabric.runtime.process_memory import read_process;"
+        f"os.setuid(65533); read_process({os.getpid()}, 4096, 1)"
     )
     ended = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
     assert "PermissionError" in ended.stderr
 
 
 def test_a_proof_is_at_its_address_and_each_is_another() -> None:
-    proof, memory = MemoryProof(), np.zeros(16, np.uint8)
-    address = np.array([proof.address], np.uint64)
-    read_process(os.getpid(), address, memory, np.zeros(1, np.int64), np.array([16], np.uint32))
-    assert memory.tobytes() == proof.content != MemoryProof().content
+    proof = MemoryProof()
+    assert read_process(os.getpid(), proof.address, 16) == proof.content != MemoryProof().content
 
 
 class TaggedCopies:
@@ -180,16 +162,9 @@ def test_a_proof_is_shown_at_its_address_alone(moved: int) -> None:
 
 def test_a_block_whose_memory_ends_in_its_middle_is_an_error() -> None:
     """The kernel copies up to there; the rest must not come from anywhere else."""
-    mapped = mmap.mmap(-1, 3 * PAGE_BYTES)
-    source = np.frombuffer(mapped, np.uint8)
-    source[:] = 1
     copies = TaggedCopies(os.getpid(), 0)
-    copies.blocks.addresses[:] = source.ctypes.data + PAGE_BYTES
-    protect, end = ctypes.CDLL(None).mprotect, ctypes.c_void_p(source.ctypes.data + 2 * PAGE_BYTES)
-    assert protect(end, PAGE_BYTES, 0) == 0
-    try:
+    with half_of_two_pages() as address:
+        copies.blocks.addresses[:] = address
         with pytest.raises(OSError, match="Bad address"):
             copies.copy(slice(1, 2))
-    finally:
-        assert protect(end, PAGE_BYTES, mmap.PROT_READ | mmap.PROT_WRITE) == 0
     assert copies.states.tolist() == [PieceState.PENDING] * 3
