@@ -45,10 +45,8 @@ PUBLIC int64_t ostraca_table_match(const uint64_t *slots, uint64_t mask, const u
     int64_t matched = 0;
     for (int64_t each = 0; each < count; each++) {
         int64_t row = row_of(slots[place_of(slots, mask, keys, wanted + KEY_BYTES * each)]);
-        if (row < 0 || numbers[row] != wanted_numbers[each])
-            continue;
-        found[matched] = each;
-        found[count + matched++] = row;
+        if (row >= 0 && numbers[row] == wanted_numbers[each])
+            found[matched] = each, found[count + matched++] = row;
     }
     return matched;
 }
@@ -79,10 +77,8 @@ PUBLIC int64_t ostraca_table_remove(uint64_t *slots, uint64_t mask, const uint8_
         for (uint64_t next = (hole + 1) & mask; slots[next]; next = (next + 1) & mask) {
             uint64_t home = hash_of(keys + KEY_BYTES * row_of(slots[next])) & mask;
             /* An entry may move back to the hole unless its home lies behind the hole. */
-            if (((next - home) & mask) >= ((next - hole) & mask)) {
-                slots[hole] = slots[next];
-                hole = next;
-            }
+            if (((next - home) & mask) >= ((next - hole) & mask))
+                slots[hole] = slots[next], hole = next;
         }
         slots[hole] = 0;
     }

@@ -16,6 +16,7 @@
 
 #define TAG_BYTES 16
 #define KEY_BYTES 16
+#define NEIGHBOURS_BYTES ((uint64_t)64 << 10) /* copied at once: a system call costs as much as 4 KiB */
 
 #define PUBLIC __attribute__((visibility("default")))
 
@@ -33,8 +34,9 @@ int64_t first_outside(uint64_t size, const int64_t *offsets, const uint32_t *len
 /* Makes or compares the 128-bit XXH3 of bytes, in canonical, big-endian form. */
 void tag_of(const void *bytes, size_t length, uint64_t seed, uint8_t tag[TAG_BYTES]);
 int is_tagged(const void *bytes, size_t length, uint64_t seed, const uint8_t tag[TAG_BYTES]);
-/* Copies a block out of another process. Returns 0, or an errno. */
-int64_t copy_from(int process, uint64_t address, uint8_t *to, uint64_t left);
+/* Copies the first of some blocks, and small neighbours, out of another process. Returns their number, or -errno. */
+int64_t copy_neighbours(int process, const uint64_t *from, uint8_t *memory, const int64_t *offsets,
+                        const uint32_t *lengths, int64_t blocks);
 
 /* Incremental form of `tag_of`. */
 struct tagging;

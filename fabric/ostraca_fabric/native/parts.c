@@ -28,10 +28,9 @@ static void stream(uint8_t *to, const uint8_t *from, size_t bytes)
     if (bytes >= head + LINE_BYTES) {
         memcpy(to, from, head);
         to += head, from += head, bytes -= head;
-        for (; bytes >= LINE_BYTES; to += LINE_BYTES, from += LINE_BYTES, bytes -= LINE_BYTES) {
+        for (; bytes >= LINE_BYTES; to += LINE_BYTES, from += LINE_BYTES, bytes -= LINE_BYTES)
             for (int at = 0; at < LINE_BYTES; at += 16)
                 _mm_stream_si128((__m128i *)(to + at), _mm_loadu_si128((const __m128i *)(from + at)));
-        }
     }
 #endif
     memcpy(to, from, bytes);
@@ -85,9 +84,7 @@ static void sink_add(struct sink *sink, const uint8_t *bytes, size_t length)
             stream(sink->slot, bytes, piece);
         else
             memcpy(sink->slot, bytes, piece);
-        sink->slot += piece;
-        bytes += piece;
-        length -= piece;
+        sink->slot += piece, bytes += piece, length -= piece;
     }
 }
 
@@ -155,26 +152,29 @@ PUBLIC int64_t ostraca_gather(uint8_t *memory, uint64_t size, const int64_t *off
     return blocks;
 }
 
-/* Copies blocks with correct tags from slots to callers' memory, and sets their verdicts to 2. Other blocks get 1, and
- * are not copied. which[b] is the index of block b in first_part. With `addresses`, each block is first copied into its
- * slot, out of another process. No block is begun after `until_s` on the monotonic clock, or a failed copy. Returns 0,
- * the errno of a failed copy, or -1, without any work, if a block lies outside of memory. */
+/* Copies blocks with correct tags from slots to callers' memory: verdict 2. Others get 1. which[b] is the index of block
+ * b in first_part. With `addresses`, blocks are first copied into their slots, out of another process. No block is begun
+ * after `until_s` on the monotonic clock. Returns 0, the errno of a failed copy, or -1 for a block outside of memory. */
 PUBLIC int64_t ostraca_scatter(uint8_t *memory, uint64_t size, const int64_t *offsets, const uint32_t *lengths,
                                const uint64_t *seeds, const uint8_t *tags, const struct part *parts,
                                const int64_t *first_part, const int64_t *which, double until_s, int process,
                                const uint64_t *addresses, uint8_t *verdicts, int64_t blocks)
 {
-    int64_t failed = first_outside(size, offsets, lengths, blocks) < blocks ? -1 : 0;
+    int64_t run = 0;
+    if (first_outside(size, offsets, lengths, blocks) < blocks)
+        return -1;
     int streams = is_streamed(lengths, blocks);
-    for (int64_t block = 0; !failed && block < blocks && 1e-9 * (double)now_ns() < until_s; block++) {
+    for (int64_t block = 0; block < blocks && 1e-9 * (double)now_ns() < until_s; block++, run--) {
         const uint8_t *slot = memory + offsets[block];
-        failed = addresses ? copy_from(process, addresses[block], memory + offsets[block], lengths[block]) : 0;
-        verdicts[block] = failed ? 0 : 1 + is_tagged(slot, lengths[block], seeds[block], tags + TAG_BYTES * block);
+        if (addresses && !run && (run = copy_neighbours(process, addresses + block, memory, offsets + block,
+                                                        lengths + block, blocks - block)) < 0)
+            break;
+        verdicts[block] = 1 + is_tagged(slot, lengths[block], seeds[block], tags + TAG_BYTES * block);
         if (verdicts[block] < 2)
             continue;
         for (int64_t part = first_part[which[block]]; part < first_part[which[block] + 1]; part++)
             slot = scatter_part(parts[part], slot, streams);
     }
     stream_end();
-    return failed;
+    return addresses && run < 0 ? -run : 0;
 }

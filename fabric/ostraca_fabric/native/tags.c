@@ -8,6 +8,8 @@
 #include <string.h>
 #include <sys/uio.h>
 
+PUBLIC int64_t ostraca_interface(void) { return OSTRACA_INTERFACE; }
+
 typedef struct {
     uint64_t low;
     uint64_t high;
@@ -69,28 +71,35 @@ PUBLIC int64_t ostraca_tags(const uint8_t *memory, uint64_t size, const int64_t 
     return inside;
 }
 
-int64_t copy_from(int process, uint64_t address, uint8_t *to, uint64_t left)
+int64_t copy_neighbours(int process, const uint64_t *from, uint8_t *memory, const int64_t *offsets,
+                        const uint32_t *lengths, int64_t blocks)
 {
-    ssize_t step = 1;
-    for (; left && step > 0; address += (uint64_t)step, to += step, left -= (uint64_t)step) {
-        struct iovec here = {to, left}, there = {(void *)(uintptr_t)address, left};
-        step = process_vm_readv(process, &here, 1, &there, 1, 0);
+    uint64_t bytes = *lengths, done = 0;
+    int64_t end = 1;
+    for (; end < blocks && bytes < NEIGHBOURS_BYTES && from[end] - *from == bytes &&
+           (uint64_t)(offsets[end] - *offsets) == bytes; end++)
+        bytes += lengths[end];
+    for (ssize_t step; done < bytes; done += (uint64_t)step) {
+        struct iovec here = {memory + *offsets + done, bytes - done}, there = {(void *)(*from + done), bytes - done};
+        if ((step = process_vm_readv(process, &here, 1, &there, 1, 0)) <= 0)
+            return step ? -errno : -EFAULT;
     }
-    return step > 0 ? 0 : step ? errno : EFAULT;
+    return end;
 }
 
-/* Verifies blocks, each a state (`enum piece_state` of io/io.h), until `stop`, if any, is not 0. With `addresses`, each
- * block is copied out of another process first. With `page`, the rest of its last page is zeroed: memory ends at a
+/* Verifies blocks, each a state (`enum piece_state` of io/io.h), until `stop`, if any, is not 0. With `addresses`, blocks
+ * are copied out of another process first. With `page`, the rest of its last page is zeroed: memory ends at a
  * page, so the rest is inside. Returns as `ostraca_tags`, or -errno of a failed copy. */
 PUBLIC int64_t ostraca_verify(uint8_t *memory, uint64_t size, const int64_t *offsets, const uint32_t *lengths,
                               const uint64_t *seeds, const uint8_t *tags, uint8_t *states, int64_t blocks,
                               uint64_t page, int process, const uint64_t *addresses, const uint8_t *stop)
 {
-    int64_t failed, inside = first_outside(size, offsets, lengths, blocks), end = inside < blocks ? 0 : blocks;
-    for (int64_t block = 0; block < end && !(stop && __atomic_load_n(stop, __ATOMIC_RELAXED)); block++) {
+    int64_t run = 0, inside = first_outside(size, offsets, lengths, blocks), end = inside < blocks ? 0 : blocks;
+    for (int64_t block = 0; block < end && !(stop && __atomic_load_n(stop, __ATOMIC_RELAXED)); block++, run--) {
         uint8_t *at = memory + offsets[block];
-        if (addresses && (failed = copy_from(process, addresses[block], at, lengths[block])))
-            return -failed;
+        if (addresses && !run && (run = copy_neighbours(process, addresses + block, memory, offsets + block,
+                                                        lengths + block, end - block)) < 0)
+            return run;
         if (page)
             memset(at + lengths[block], 0, (page - lengths[block] % page) % page);
         states[block] = is_tagged(at, lengths[block], seeds[block], tags + TAG_BYTES * block) ? 1 : 2;

@@ -63,10 +63,8 @@ static int64_t winner(uint64_t thing, const uint64_t *members, const double *sha
     double best = 0.0;
     for (int64_t member = 0; member < width; member++) {
         double draw = exponential(mixed(thing ^ members[member])) * shares[member];
-        if (member == 0 || draw < best) {
-            best = draw;
-            won = member;
-        }
+        if (member == 0 || draw < best)
+            best = draw, won = member;
     }
     return won;
 }

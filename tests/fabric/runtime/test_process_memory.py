@@ -168,3 +168,31 @@ def test_a_block_whose_memory_ends_in_its_middle_is_an_error() -> None:
         with pytest.raises(OSError, match="Bad address"):
             copies.copy(slice(1, 2))
     assert copies.states.tolist() == [PieceState.PENDING] * 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_blocks_beside_each_other_at_one_end_or_both_are_copied_each_to_its_place(seed: int) -> None:
+    """Small neighbours at both ends come in one piece."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.choice([1, 100, PAGE_BYTES, 5 * PAGE_BYTES, 30 * PAGE_BYTES], 60).astype(np.uint32)
+
+    def places() -> NDArray[np.int64]:
+        gaps = rng.choice([0, 0, 0, 1], len(lengths))
+        return np.cumsum(np.concatenate(([0], lengths[:-1])) + gaps).astype(np.int64)
+
+    sources, offsets = places(), places()
+    content = np.frombuffer(rng.bytes(int(sources[-1] + lengths[-1])), np.uint8)
+    memory, seeds = (
+        np.zeros(int(offsets[-1] + lengths[-1]), np.uint8),
+        np.arange(len(lengths), dtype=np.uint64),
+    )
+    expected, states = memory.copy(), np.zeros(len(lengths), np.uint8)
+    for source, offset, length in zip(sources, offsets, lengths, strict=True):
+        expected[offset : offset + length] = content[source : source + length]
+    tags = tags_of(content, sources, lengths, seeds)
+    tags[7] ^= 1
+    addresses = sources.astype(np.uint64) + np.uint64(content.ctypes.data)
+    blocks = ProcessBlocks(os.getpid(), addresses, page_bytes=0)
+    copy_verified(blocks, slice(None), memory, offsets, lengths, seeds, tags, states)
+    assert np.array_equal(memory, expected)
+    assert np.flatnonzero(states != PieceState.GOOD).tolist() == [7]
