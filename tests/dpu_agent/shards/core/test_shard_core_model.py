@@ -354,6 +354,14 @@ class OwnerMachine(RuleBasedStateMachine):
         ends_s = [*(pin.end_s for pin in self.pins), *self.promised.values()]
         self.shard.restart(earlier_pins_end_s=max(ends_s, default=0.0))
         self.began_s, self.admitted_bytes = self.now_s, 0
+        if self.shard.core.counts().blocks_beyond_limit:
+            # Evicted blocks still on flash come back, and the oldest find no room in the index.
+            could_be_got = self.listed()
+            self.promised = {
+                number: end_s
+                for number, end_s in self.promised.items()
+                if number in {each for each, _ in could_be_got}
+            }
 
     @invariant()
     def holds_true(self) -> None:
