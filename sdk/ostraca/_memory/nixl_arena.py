@@ -1,8 +1,8 @@
 """Arena end of the NIXL transport: registration and progress.
 
 The agent moves the bytes. Each arena has a NIXL agent of its own, even with several arenas in a process: the
-metadata then describes that arena and nothing else. A worker never gets the metadata of its Ostraca agent, so
-it has no access to the agent's memory.
+metadata then describes that arena, with regions offered beside it, and nothing else. A worker never gets the
+metadata of its Ostraca agent, so it has no access to the agent's memory.
 
 Creating a NIXL agent takes 25 ms of a core, because UCX inspects the machine's devices in thousands of system
 calls. The successor may therefore be created in advance. Until its use no other process has its metadata, and
