@@ -276,8 +276,8 @@ class Client:
         drives itself reads into the rows. In return, rows of an ended get may be withheld
         (``GetResult.withheld``): a late drive or agent may still write there. Drives need memory that begins
         at a page of 4096 bytes, and rows of whole pages; else their blocks are copied. Blocks are read as
-        whole pages, and zeros fill the last page. NIXL registers the memory, in the background. Do not fork
-        while rows are withheld: a child's copy of them may change.
+        whole pages, and zeros fill the last page. NIXL registers the memory, in the background: agents may
+        then reach all of it. Do not fork while rows are withheld: a child's copy of them may change.
 
         Raises UsageError, also for memory that overlaps a registered region; and ClosedError.
         """
@@ -293,7 +293,7 @@ class Client:
 
     def _unregister(self, memory: RegionMemory) -> None:
         """Unregister a region, also after the end of the client. A forked child has no operations."""
-        remove = partial(self._runtime.regions.remove, memory)
+        remove = partial(self._remove_region, memory)
         try:
             self._runner.do_at_end(remove)
         except ClosedError:
@@ -301,6 +301,11 @@ class Client:
                 remove()
             else:
                 memory.end()
+
+    def _remove_region(self, memory: RegionMemory) -> None:
+        self._runtime.regions.remove(memory)
+        for end in self._runtime.arena.ends.values():
+            end.progress()  # deregisters
 
     def set_credentials(self, credentials: TokenSource) -> None:
         """Show another token from the next dial on. Never blocks.

@@ -38,6 +38,7 @@ from ostraca_fabric.telemetry.requests import label_of, labelled, worker_name
 from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.handshake import REGIONS
 from ostraca_fabric.wire.messages import (
+    REGION_OFFERS_MAX,
     AgentAnswer,
     AgentRequest,
     AnswerToAgent,
@@ -159,6 +160,7 @@ class WorkerSession:
         self.memory = memory
         """Reader of the worker's memory; None where this agent does not read it."""
 
+        self._region_offers = 0
         self.has_regions = False
         """Whether the worker has offered regions to the arena's transport."""
 
@@ -202,9 +204,14 @@ class WorkerSession:
 
     def offer_regions(self, metadata: bytes) -> None:
         """Let blocks of later requests lie in regions of the worker."""
-        if self._arena is not None and REGIONS in self._connection.welcome.features:
-            self._arena.offer_regions(metadata)
-            self.has_regions = True
+        if self._arena is None or REGIONS not in self._connection.welcome.features:
+            return
+        self._region_offers += 1
+        if self._region_offers > REGION_OFFERS_MAX:
+            self._connection.break_off("too many offers of regions on a connection", code="regions")
+            return
+        self._arena.offer_regions(metadata)
+        self.has_regions = True
 
     def expect_reads(self, request: int, *, within_s: float, ended: ReadsEnded) -> None:
         """Call *ended* as soon as the worker's report on ``GetExtents`` ends the reads of a request.

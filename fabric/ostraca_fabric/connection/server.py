@@ -171,9 +171,9 @@ class ServerConnection(FramedConnection):
             with suppress(ConnectError):
                 self.send(Leaving())
 
-    def break_off(self, why: str) -> None:
+    def break_off(self, why: str, *, code: str = "transport") -> None:
         """End the connection because blocks can't pass: the worker must connect anew."""
-        self.refuse("transport", why)
+        self.refuse(code, why)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start the timeout of the Hello, or refuse the connection at the limit."""

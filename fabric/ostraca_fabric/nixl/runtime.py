@@ -160,7 +160,9 @@ class RegisteredMemory:
     def __init__(self, name: str, address: int, size_bytes: int) -> None:
         self._agent: NixlAgent | None = NixlAgent(name)
         self._registration = self._agent.register(address, size_bytes)
-        self._extensions: dict[tuple[int, int], Registration] = {}
+        self._extensions: dict[tuple[int, int], Registration | None] = {}
+        """None without success."""
+
         self._leaving: deque[tuple[int, int]] = deque()
         self.metadata = sealed(self._agent.metadata())
         """For peers that reach the first memory alone."""
@@ -176,6 +178,7 @@ class RegisteredMemory:
             if self._agent is None:
                 raise ClosedError("the NIXL agent is closed")
             self._deregister_leaving(self._agent)
+            self._extensions[address, size_bytes] = None
             self._extensions[address, size_bytes] = self._agent.register(address, size_bytes)
             return sealed(self._agent.metadata())
 
@@ -186,10 +189,10 @@ class RegisteredMemory:
     def _deregister_leaving(self, agent: NixlAgent) -> None:
         for _ in range(len(self._leaving)):
             place = self._leaving.popleft()
-            if place in self._extensions:
-                agent.deregister(self._extensions.pop(place))
-            else:  # not registered yet
+            if place not in self._extensions:  # not registered yet
                 self._leaving.append(place)
+            elif (extension := self._extensions.pop(place)) is not None:
+                agent.deregister(extension)
 
     def progress(self) -> None:
         """Let the transport make progress, from any thread.
@@ -211,7 +214,8 @@ class RegisteredMemory:
             agent, self._agent = self._agent, None
             if agent is not None:
                 for registration in (self._registration, *self._extensions.values()):
-                    agent.deregister(registration)
+                    if registration is not None:
+                        agent.deregister(registration)
 
 
 class NixlAgent:
@@ -276,7 +280,10 @@ class NixlAgent:
     def add_remote(self, metadata: bytes) -> str:
         """Add a peer and begin to connect; return the name of the peer's agent."""
         name = self._call("use the worker's metadata", self._api.add_remote_agent, metadata)
-        remote = name.decode() if isinstance(name, bytes) else str(name)
+        try:
+            remote = name.decode() if isinstance(name, bytes) else str(name)
+        except UnicodeDecodeError as error:  # from the peer
+            raise TransportError(f"the name of the worker's NIXL agent is no text: {error}") from error
         self._call("connect", self._api.make_connection, remote)
         return remote
 

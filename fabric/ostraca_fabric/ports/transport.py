@@ -99,8 +99,11 @@ class BulkChannel(Protocol):
         closes; nothing lands afterwards.
         """
 
-    def break_off(self, why: str) -> None:
-        """End a connection that can carry no more blocks; the worker must reconnect."""
+    def break_off(self, why: str, *, code: str = "transport") -> None:
+        """End a connection that can carry no more blocks; the worker must reconnect.
+
+        *code*: ``regions`` if the worker must offer none then.
+        """
 
 
 class WaveNews(NamedTuple):

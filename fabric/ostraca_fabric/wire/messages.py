@@ -37,6 +37,12 @@ for a third of a second.
 DRIVES_MAX = 4096
 """Most drives in ``DirectDrives``."""
 
+REGION_OFFERS_MAX = 256
+"""Most offers of regions on a connection."""
+
+REGIONS_BYTES_MAX = 64 << 10
+"""Most bytes of metadata in an offer of regions: over InfiniBand a region takes some 100."""
+
 Spans = Annotated[tuple[Span, ...], msgspec.Meta(max_length=SPANS_MAX)]
 
 
@@ -144,7 +150,7 @@ class Welcome(Message, frozen=True, tag=2):
 class Refused(Message, frozen=True, tag=3):
     """Refusal or end of the connection by the agent, which then closes the connection.
 
-    Codes: version, authentication, transport, limit, protocol, malformed, frame_too_long, internal.
+    Codes: version, authentication, transport, regions, limit, protocol, malformed, frame_too_long, internal.
     """
 
     code: str
@@ -406,10 +412,11 @@ class DirectDrives(Message, frozen=True, tag=34):
 class RegionsOffer(Message, frozen=True, tag=37):
     """Notice of further memory opened by the worker to the agent, in addresses of requests. Not answered.
 
-    Sent to agents with the feature ``regions``. ``metadata``: as in ``ArenaOffer``, with the regions.
+    Sent to agents with the feature ``regions``, at most ``REGION_OFFERS_MAX`` times. ``metadata``: as in
+    ``ArenaOffer``, with the regions.
     """
 
-    metadata: bytes
+    metadata: Annotated[bytes, msgspec.Meta(max_length=REGIONS_BYTES_MAX)]
 
 
 class GetExtents(RequestMessage, frozen=True, tag=35):

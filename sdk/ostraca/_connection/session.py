@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,6 +40,7 @@ from ostraca_fabric.wire.frames import encode
 from ostraca_fabric.wire.handshake import DIRECT, MEMORY, REGIONS
 from ostraca_fabric.wire.messages import (
     DRIVES_MAX,
+    REGIONS_BYTES_MAX,
     AnnouncedDrive,
     Cancel,
     DirectDrives,
@@ -388,13 +389,16 @@ class AgentSession:
 
         The first call for a region begins its registration, if the caller consents to withheld rows.
         """
-        if not self._takes_regions or not region.may_withhold or region.is_ended:
+        takes_regions = self._takes_regions and self._arena.offers_regions
+        if not takes_regions or not region.may_withhold or region.is_ended:
             return False
         metadata = self._end.offer_region(region)
-        if metadata is not None and metadata not in self._told_regions:
+        if metadata is None or len(metadata) > REGIONS_BYTES_MAX:
+            return False
+        if metadata not in self._told_regions:
             self._told_regions.add(metadata)
             self.send(RegionsOffer(metadata))
-        return metadata is not None
+        return True
 
     def leave(self, request: int) -> None:
         """End the caller's interest in a request and its slots. Nothing uses its rows afterwards."""
@@ -459,8 +463,8 @@ class AgentSession:
                     self._arena.ledger.tell_changed()
             case Fetch():
                 self._answer(message)
-            case Refused(code=code, message=words):
-                raise ProtocolError(f"{code}: {words}")
+            case Refused():
+                self._end_refused(message)
             case Pong():
                 pass
             case Leaving():
@@ -477,6 +481,11 @@ class AgentSession:
             case _:
                 # The answer to a request without slots; for a get or a put, the answer proves nothing.
                 self._finish(message, None)
+
+    def _end_refused(self, refused: Refused) -> NoReturn:
+        if refused.code == "regions":
+            self._arena.stop_offers(refused.message)
+        raise ProtocolError(f"{refused.code}: {refused.message}")
 
     def _on_landed(self, message: GetProgress | GetExtents) -> None:
         """Take a report of landed blocks, or of blocks to read here: from here on their slots are shut."""

@@ -99,6 +99,9 @@ class Arena:
         """Hold ``lock`` for any use."""
 
         self.ledger.listeners.append(self.changed.notify_all)
+        self.offers_regions = True
+        """Whether regions are offered to agents: False once an agent could not use an offer."""
+
         self.ends: Mapping[str, ArenaEnd] = self._ends(settings, slots)
         """The ends offered last."""
 
@@ -121,6 +124,11 @@ class Arena:
                 f'no transport can be set up here ({"; ".join(problems)}); add "inline" to transports'
             )
         return found
+
+    def stop_offers(self, why: str) -> None:
+        """Offer no more regions, as an agent can't use the offers: that breaks its connection."""
+        self.offers_regions = False
+        log.warning("Blocks of regions are copied through the arena: %s", why)
 
     def give(self, offsets: NDArray[np.int64]) -> None:
         """Give back slots never named in a request. Thread-safe."""
@@ -175,7 +183,7 @@ class Arena:
             end.close()
         with self.changed:
             is_quiet = not is_used and not self.ledger.quarantined_bytes
-            if self.ledger.quarantined_bytes:
+            if not is_quiet:
                 _leaked.append(self.ledger)
         # Views held by callers keep the memory mapped in either case.
         self.view.release()

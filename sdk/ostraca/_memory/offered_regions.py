@@ -17,6 +17,7 @@ from ostraca_fabric.errors import TransportError
 from ostraca_fabric.nixl.runtime import RegisteredMemory
 from ostraca_fabric.ports.transport import RegionPlace
 from ostraca_fabric.runtime.threads import run_in_background
+from ostraca_fabric.wire.messages import REGION_OFFERS_MAX
 
 log = logging.getLogger("ostraca")
 
@@ -30,6 +31,8 @@ class OfferedRegions:
         self._left: deque[tuple[int, int]] = deque()
         """Places of regions that left, address and size."""
 
+        self._begun = 0
+
     def offer(self, region: RegionPlace) -> Future[bytes]:
         """Return the metadata for peers to reach a region, or the error, once known."""
         offer = self._offers.get(region)
@@ -40,14 +43,22 @@ class OfferedRegions:
     def _begin(self, region: RegionPlace) -> Future[bytes]:
         place = first, size_bytes = region.address, region.size_bytes
         if any(left < first + size_bytes and first < left + size for left, size in list(self._left)):
-            refused: Future[bytes] = Future()
-            refused.set_exception(TransportError("the place of a region that left"))
-            return refused
+            return _refused("the place of a region that left")
+        if self._begun == REGION_OFFERS_MAX:
+            return _refused(f"{REGION_OFFERS_MAX} regions were offered before")
+        self._begun += 1
         region.when_ended(partial(self._left.append, place))
         region.when_ended(partial(self._registered.shrink, *place))
         offer = run_in_background("regions", partial(self._registered.extend, *place))
         offer.add_done_callback(_tell)
         return offer
+
+
+def _refused(why: str) -> Future[bytes]:
+    refused: Future[bytes] = Future()
+    refused.set_exception(TransportError(why))
+    _tell(refused)
+    return refused
 
 
 def _tell(offer: Future[bytes]) -> None:

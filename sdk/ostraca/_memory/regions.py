@@ -7,10 +7,10 @@ copied from and to the arena, as all memory of callers, unless the caller consen
 **Rows that are no HITs.** A get verifies blocks in their rows. So the content of all other rows of the get is
 undefined afterwards.
 
-**Ends.** After an operation's end, no byte lands in its rows, and this process reads none there. An agent of
-this host may still copy rows of a put into its own memory, where changed bytes fail their tags. A row belongs
-to one get at a time, or to any number of puts: the claims say so. A region ends when no operation claims a
-row.
+**Ends.** After an operation's end, no byte lands in its rows, and this process reads none there. An agent may
+still copy rows of a put into its own memory, where changed bytes fail their tags. A row belongs to one get at
+a time, or to any number of puts: the claims say so. A region ends when no operation claims a row, and no
+agent reads there over NIXL.
 
 **Withheld rows** are the exception, by consent of the caller: a drive or an agent may still write there after
 the end of the get. Their claims end with the writes (``ostraca._memory.row_writes``).
@@ -113,7 +113,7 @@ class RegionMemory:
             raise UsageError(f"late bytes may still land in {withheld} rows of the region: {_AWAIT_WITHHELD}")
         if claims:
             raise UsageError(
-                f"{claims} operations use rows of the region: wait for their ends, or cancel them"
+                f"{claims} operations use rows of the region, or agents read them: wait for their ends"
             )
 
     def claim(self, numbers: NDArray[np.int64], *, is_written: bool) -> None:
@@ -146,6 +146,16 @@ class RegionMemory:
                 self._users[numbers] = 0
             else:
                 np.subtract.at(self._users, numbers, 1)
+        self.let_go()
+
+    def hold(self) -> None:
+        """Keep the memory until ``let_go``, as a claim without rows does."""
+        with self._changed:
+            self._claims += 1
+
+    def let_go(self) -> None:
+        """Undo a claim without rows."""
+        with self._changed:
             self._claims -= 1
             is_over = self._is_leaving and not self._claims
         if is_over:

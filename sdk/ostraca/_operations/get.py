@@ -327,10 +327,6 @@ class GetIntoJob(GetJob[GetResult]):
         else:
             self._runtime.direct.when_read(request, act)
 
-    def _when_settled(self, request: int, act: Callable[[], None]) -> None:
-        with self._arena.lock:
-            self._arena.ledger.when_settled(request, act)
-
     def _finish(self, operation: BlockOperation, end: Finish) -> None:
         super()._finish(operation, end)
         writes = self._row_writes

@@ -60,6 +60,7 @@ from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import ClosedError, ProtocolError, UsageError
 from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
+from ostraca_fabric.runtime.threads import run_in_background
 from ostraca_fabric.tables.digests import tag_seeds
 from ostraca_fabric.telemetry.requests import STATES, HitWatches, Tally, tally_text, unhit_sentence
 from ostraca_fabric.wire.codec import Outcomes
@@ -493,6 +494,14 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
     def _release_rows(self, region: RegionBlocks) -> None:
         """Release the claimed rows."""
         region.release()
+
+    def _when_settled(self, request: int, act: Callable[[], None]) -> None:
+        """Call *act* once the agent reads and writes nothing for a request: now, or in another thread."""
+        later = partial(run_in_background, "rows", act)
+        with self._arena.lock:
+            is_later = self._arena.ledger.when_settled(request, later)
+        if not is_later:
+            act()
 
     def _caller_memory(self, value: object, *, argument: str, is_written: bool) -> CallerBlocks:
         """Check the memory for the job's blocks. Raises UsageError."""

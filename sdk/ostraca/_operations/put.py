@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import compute_tags
 from ostraca._memory.host_blocks import HostBlocks
+from ostraca._memory.regions import RegionBlocks
 from ostraca._memory.views import SlotHolds, SlotLease
 from ostraca._operations.job import Runtime, SlotJob
 from ostraca._protocol.operations import BlockOperation, Finish
@@ -100,6 +101,9 @@ class PutFromJob(PutJob):
     def __init__(self, runtime: Runtime, spec: PutSpec, source: object) -> None:
         super().__init__(runtime, spec)
         self._source = self._caller_memory(source, argument="source", is_written=False)
+        self._reads: list[int] = []
+        """Requests whose agent reads out of rows."""
+
         self.lengths = self._source.lengths
 
     def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
@@ -108,6 +112,18 @@ class PutFromJob(PutJob):
         self._unmoved: HostBlocks | None = None
         if isinstance(self._source, HostBlocks) and (self._is_read or self._is_offered or self._is_in_place):
             self._unmoved = self._source if self._source.is_contiguous else None
+
+    def _begin(self, request: int, first: int) -> int:
+        if self._region is not None and self._is_offered:
+            self._reads.append(request)
+        return super()._begin(request, first)
+
+    def _release_rows(self, region: RegionBlocks) -> None:
+        """Release the rows. The region stays as long as an agent may read there."""
+        for request in self._reads:
+            region.memory.hold()
+            self._when_settled(request, region.memory.let_go)
+        super()._release_rows(region)
 
     def _addresses(self, at: NDArray[np.intp], slots: NDArray[np.int64]) -> NDArray[np.uint64]:
         return super()._addresses(at, slots) if self._unmoved is None else self._unmoved.addresses(at)

@@ -46,7 +46,7 @@ class _Entry:
     is_answered: bool = False
     is_settled: bool = True
     is_stranded: bool = False
-    acts: list[Callable[[], None]] = field(default_factory=list)
+    acts: list[Callable[[], object]] = field(default_factory=list)
     """Called when the agent owes nothing more."""
 
     @property
@@ -189,16 +189,16 @@ class Ledger:
             return np.ones(len(offsets), np.bool_)
         return np.isin(offsets, entry.mine) & entry.is_answered
 
-    def when_settled(self, request: int, act: Callable[[], None]) -> None:
-        """Call *act* once no transfer of a request may be under way: now, or in the call that ends the last.
+    def when_settled(self, request: int, act: Callable[[], object]) -> bool:
+        """Call *act* in the call that ends the last transfer of a request that may be under way.
 
-        *act* must not use the ledger.
+        Returns False if there is none. *act* must neither block nor use the ledger.
         """
         entry = self._entries.get(request)
         if entry is None or not entry.is_awaited:
-            act()
-        else:
-            entry.acts.append(act)
+            return False
+        entry.acts.append(act)
+        return True
 
     def leave(self, request: int) -> None:
         """Note the caller's last access to the slots, during or after the request."""

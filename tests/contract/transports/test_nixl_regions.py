@@ -128,16 +128,28 @@ async def test_a_region_is_out_of_reach_before_its_offer(worker: Worker) -> None
     assert await move(worker.peer, TO_WORKER, blocks_at(address, [0], [5])) is FAILED
 
 
-@pytest.mark.parametrize("kind", ["damaged", "none", "of another worker"])
-async def test_metadata_that_is_not_the_workers_own_breaks_its_connection_off(
-    bench: Bench, worker: Worker, kind: str
+@pytest.mark.parametrize("kind", ["damaged", "none", "of another worker", "no text", "beyond memory"])
+async def test_metadata_that_is_not_the_workers_own_breaks_its_connection_off_and_no_other(
+    bench: Bench, worker: Worker, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     metadata, _ = await worker.host.offer_region(noise(REGION, 1).tobytes())
     other, _ = await bench.hosts[0].offer_region(noise(REGION, 1).tobytes())
-    worker.peer.offer_regions(
-        {"damaged": metadata[:-1] + b"?", "none": sealed(b"?"), "of another worker": other}[kind]
-    )
+    assert isinstance(bench.transport, NixlTransport)
+    api = bench.transport._agent._api
+    if kind == "no text":
+        monkeypatch.setattr(api, "add_remote_agent", lambda _: b"\xff")
+    elif kind == "beyond memory":
+        monkeypatch.setattr(api, "add_remote_agent", lambda _: bytes(1 << 60))
+    offers = {"damaged": metadata[:-1] + b"?", "none": sealed(b"?"), "of another worker": other}
+    worker.peer.offer_regions(offers.get(kind, metadata))
     await until(lambda: bool(worker.channel.broken_off))
+    assert worker.channel.broken_off[0].startswith("regions: ")
+    monkeypatch.undo()
+    peer = await bench.transport.attach(
+        bench.hosts[0].offer, bench.memory.view, cast("BulkChannel", QuietChannel())
+    )
+    assert await move(peer, FROM_WORKER, wave(4, PAGE, PAGE)) is DONE
+    peer.close()
 
 
 async def test_a_closed_peer_takes_no_offer(bench: Bench, worker: Worker) -> None:

@@ -51,7 +51,7 @@ class Channel:
         self.ends_known_when_broken_off: list[bool] = []
         self.watched: asyncio.Future[TransferEnd] | None = None
 
-    def break_off(self, why: str) -> None:
+    def break_off(self, why: str, *, code: str = "transport") -> None:
         self.ends_known_when_broken_off.append(self.watched is not None and self.watched.done())
 
 

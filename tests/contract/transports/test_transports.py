@@ -59,8 +59,8 @@ class QuietChannel:
     def __init__(self) -> None:
         self.broken_off: list[str] = []
 
-    def break_off(self, why: str) -> None:
-        self.broken_off.append(why)
+    def break_off(self, why: str, *, code: str = "transport") -> None:
+        self.broken_off.append(f"{code}: {why}")
 
 
 NO_CHANNEL = cast("BulkChannel", QuietChannel())
@@ -78,7 +78,7 @@ class BulkLink(FramedConnection):
     def on_closed(self, error: Exception | None) -> None:
         """Nothing to do: what waited has been told."""
 
-    def break_off(self, why: str) -> None:
+    def break_off(self, why: str, *, code: str = "transport") -> None:
         self.abort()
 
 

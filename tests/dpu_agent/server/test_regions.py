@@ -24,11 +24,19 @@ from tests.support.agent.assembly import (
 )
 
 from ostraca_fabric.connection import ClientConnection, connect
-from ostraca_fabric.errors import UsageError
+from ostraca_fabric.errors import ConnectError, UsageError
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.handshake import REGIONS
-from ostraca_fabric.wire.messages import Get, GetDone, OpenVolume, Put, RegionsOffer
+from ostraca_fabric.wire.messages import (
+    REGION_OFFERS_MAX,
+    Get,
+    GetDone,
+    OpenVolume,
+    Ping,
+    Put,
+    RegionsOffer,
+)
 
 _Message = TypeVar("_Message", Get, Put)
 
@@ -105,6 +113,18 @@ async def test_a_worker_without_regions_names_slots_alone() -> None:
                 worker, fabric.volume, at_addresses(fabric.put_message(worker, NUMBERS))
             )
         await fabric.at_rest()
+
+
+async def test_a_connection_with_too_many_offers_is_broken_off(tmp_path: Path) -> None:
+    async with wired(tmp_path) as wire:
+        connection = await opened(wire, (REGIONS,))
+        for _ in range(REGION_OFFERS_MAX):
+            connection.tell(RegionsOffer(b"of no use"))
+        await connection.ask(Ping(connection.next_request_id()), 5.0)
+        connection.tell(RegionsOffer(b"one more"))
+        await connection.wait_closed()
+        with pytest.raises(ConnectError, match=r"\(regions\): too many offers"):
+            await connection.ask(Ping(connection.next_request_id()), 5.0)
 
 
 async def opened(wire: Wire, features: tuple[str, ...]) -> ClientConnection:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from ostraca._memory import offered_regions
 from ostraca._memory.offered_regions import OfferedRegions
 from ostraca._memory.regions import RegionMemory
 from ostraca_fabric.errors import ClosedError, TransportError
@@ -96,7 +97,21 @@ def test_the_place_of_a_region_that_left_is_not_offered_again(
     with pytest.raises(TransportError, match="the place of a region that left"):
         offered.offer(across).result(10)
     assert places(registered) == 1
-    assert not caplog.records
+    assert [record.getMessage() for record in caplog.records] == [
+        "Blocks of a region are copied through the arena: the place of a region that left"
+    ]
+
+
+def test_no_more_regions_are_offered_than_an_agent_takes(
+    registered: RegisteredMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offered_regions, "REGION_OFFERS_MAX", 2)
+    offered, some = OfferedRegions(registered), [region() for _ in range(3)]
+    for each in some[:2]:
+        assert offered.offer(each).result(10)
+    with pytest.raises(TransportError, match="2 regions were offered before"):
+        offered.offer(some[2]).result(10)
+    assert offered.offer(some[0]).result(10)
 
 
 def test_memory_that_nixl_does_not_register_is_told_of_once(

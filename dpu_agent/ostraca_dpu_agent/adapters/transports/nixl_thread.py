@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.errors import TransportError
-from ostraca_fabric.nixl.runtime import NixlAgent, Prepared, Transfer, TransferState, unsealed
+from ostraca_fabric.nixl.runtime import NixlAgent, Prepared, Transfer, TransferState
 from ostraca_fabric.ports.transport import BulkChannel, Direction, TransferEnd, WaveNews
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.slots import Wave, WaveQueue, slot_numbers
@@ -495,8 +495,13 @@ class NixlPeer:
         own: NixlSlots,
         channel: BulkChannel,
         forget: Callable[[NixlRemote], None],
+        reload: Callable[[NixlRemote, bytes], bool],
     ) -> None:
-        """Move waves between *own* memory and *arena*. *forget* is called on *thread* for an idle remote."""
+        """Move waves between *own* memory and *arena*.
+
+        *forget* is called on *thread* for an idle remote, and *reload* to load more metadata of the remote:
+        it must not raise.
+        """
         self.remote = remote
         self.arena = arena
         self._regions = NixlSlots(
@@ -506,6 +511,7 @@ class NixlPeer:
         self._own = own
         self._channel = channel
         self._forget = forget
+        self._reload = reload
         self._loop = asyncio.get_running_loop()
         self._streams: set[NixlStream] = set()
         self._is_closed = False
@@ -607,12 +613,11 @@ class NixlPeer:
             self._thread.submit(partial(self._add_regions, metadata))
 
     def _add_regions(self, metadata: bytes) -> None:
-        try:
-            is_known = self._thread.agent.add_remote(unsealed(metadata)) == self.remote.name
-        except TransportError:
-            is_known = False
-        if not is_known:
-            soon(self._loop, self.break_off)
+        if self.remote.is_broken or self._reload(self.remote, metadata):
+            return
+        self.remote.is_broken = True
+        why = "the memory of regions is not reachable: reconnect, and offer none"
+        soon(self._loop, partial(self._channel.break_off, why, code="regions"))
 
     def break_off(self) -> None:
         """Close the control connection: transfers with this worker no longer work."""

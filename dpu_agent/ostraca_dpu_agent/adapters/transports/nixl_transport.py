@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -49,6 +50,8 @@ from ostraca_fabric.tables.slots import SlotPool, Wave
 from ostraca_fabric.wire.messages import ArenaOffer
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _PROBE_BYTES = 2 * PAGE_BYTES
 
@@ -147,7 +150,7 @@ class NixlTransport:
             chunk_bytes=offer.chunk_bytes,
             remote=remote.name,
         )
-        peer = NixlPeer(self._thread, remote, arena, own, channel, self._forget_if_idle)
+        peer = NixlPeer(self._thread, remote, arena, own, channel, self._forget_if_idle, self._reload)
         try:
             await self._probe(peer)
         except BaseException:
@@ -214,6 +217,17 @@ class NixlTransport:
         remote = NixlRemote(name, metadata)
         self._remotes[name] = remote
         return remote
+
+    def _reload(self, remote: NixlRemote, metadata: bytes) -> bool:
+        """Load further metadata of a worker; return success. Call only in the thread."""
+        try:
+            name = self._agent.add_remote(unsealed(metadata))
+            if name != remote.name and name not in self._remotes:
+                self._agent.remove_remote(name)
+        except Exception as error:  # noqa: BLE001 (NIXL parses what a worker sent)
+            log.warning("Metadata of a worker's regions are of no use: %s", error)
+            return False
+        return name == remote.name
 
     async def _probe(self, peer: NixlPeer) -> None:
         """Read the arena's first and last page into memory of this agent.

@@ -24,8 +24,10 @@ import ostraca
 from ostraca import Ack, BlockState, PutState
 from ostraca._connection.session import AgentSession
 from ostraca._memory.host_blocks import HostBlocks
+from ostraca._memory.nixl_arena import NixlArenaEnd
 from ostraca._memory.regions import RegionRows
 from ostraca_cli.testing import small_plan
+from ostraca_dpu_agent.adapters.transports.nixl_transport import NixlTransport
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.nixl import runtime
 from ostraca_fabric.ports.transport import Transport
@@ -293,3 +295,54 @@ def test_rows_that_are_withheld_at_the_end_of_a_client_stay_so_with_their_memory
         held = kept()
         assert held is not None
         assert not held.is_ended
+
+
+def test_a_region_stays_as_long_as_an_agent_may_read_its_rows(tmp_path: Path) -> None:
+    memory = pool()
+    with (
+        fabric_process(tmp_path, "nixl") as process,
+        ostraca.connect(process.address, settings=OVER_NIXL) as client,
+    ):
+        region = client.register(memory, may_withhold=True)
+        put(client, 1)
+        await_offer(client, region)
+        memory[NUMBERS] = content(BLOCKS, 2)
+        process.signal(signal.SIGSTOP)
+        rows = region.rows(NUMBERS, lengths=BLOCK_BYTES)
+        found = volume_of(client).put(chain_of(client, 2), source=rows, deadline_s=SHORT_S)
+        assert set(found.states) == {PutState.LATE}
+        assert region.withheld == (), "rows of puts are free"
+        with pytest.raises(UsageError, match="or agents read them"):
+            region.unregister()
+        process.signal(signal.SIGCONT)
+        until_s = time.monotonic() + DEADLINE_S
+        while True:
+            try:
+                region.unregister()
+            except UsageError:
+                assert time.monotonic() < until_s
+            else:
+                break
+        (end,) = client._runtime.arena.ends.values()
+        assert isinstance(end, NixlArenaEnd)
+        assert not end._used._extensions, "deregistered at once"
+
+
+def test_a_client_whose_regions_an_agent_can_not_use_connects_anew_and_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(NixlTransport, "_reload", lambda *_: False)
+    memory = pool()
+    with (
+        fabric(tmp_path) as (host, _),
+        host.connect(OVER_NIXL) as client,
+        client.register(memory, may_withhold=True) as region,
+    ):
+        put(client, 1)
+        until_s = time.monotonic() + DEADLINE_S
+        while not caplog.messages or get(client, region, 1, 2.0).hits < BLOCKS:
+            assert time.monotonic() < until_s
+        assert np.array_equal(memory[NUMBERS], content(BLOCKS, 1))
+        told = [message for message in caplog.messages if message.startswith("Blocks of regions are copied")]
+        assert len(told) == 1
+        assert client.transport == "nixl"

@@ -70,7 +70,12 @@ class LentRows:
 
     def give_back_written(self, ledger: Ledger) -> int:
         """End the use of the rows of a get on the data plane; return how many are withheld."""
-        late = self.writes.end(ledger.when_settled)
+
+        def when_settled(request: int, act: Callable[[], None]) -> None:
+            if not ledger.when_settled(request, act):
+                act()
+
+        late = self.writes.end(when_settled)
         withheld = [position for write in late for position in write.positions]
         self._region.put_back(self.blocks, np.delete(np.arange(len(self.blocks.numbers)), withheld))
         for write in late:
