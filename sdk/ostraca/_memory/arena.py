@@ -126,7 +126,7 @@ class Arena:
         return found
 
     def stop_offers(self, why: str) -> None:
-        """Offer no more regions, as an agent can't use the offers: that breaks its connection."""
+        """Offer no more regions: an agent can't use the offers, and ends each connection."""
         self.offers_regions = False
         log.warning("Blocks of regions are copied through the arena: %s", why)
 

@@ -5,8 +5,8 @@ metadata then describes that arena, with regions offered beside it, and nothing 
 metadata of its Ostraca agent, so it has no access to the agent's memory.
 
 Creating a NIXL agent takes 25 ms of a core, because UCX inspects the machine's devices in thousands of system
-calls. The successor may therefore be created in advance. Until its use no other process has its metadata, and
-it makes no progress.
+calls. The successor may therefore be created in advance. Until its use no other process has the metadata,
+and the successor makes no progress.
 """
 
 from __future__ import annotations
