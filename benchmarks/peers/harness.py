@@ -37,7 +37,8 @@ class KnownStore:
 
 
 STORES = {
-    "ostraca": KnownStore("Ostraca", "shared memory (NIXL)", "own_fabric", environments.own, "nixl"),
+    "ostraca": KnownStore("Ostraca", "memory reads", "own_fabric", environments.own, "memory"),
+    "ostraca-nixl": KnownStore("Ostraca", "shared memory (NIXL)", "own_fabric", environments.own, "nixl"),
     "ostraca-tcp": KnownStore("Ostraca", "TCP (inline)", "own_fabric", environments.own, "inline"),
     "mooncake": KnownStore("Mooncake", "TCP", "mooncake_store", environments.mooncake),
     "mooncake-checksum": KnownStore(

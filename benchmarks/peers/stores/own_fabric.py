@@ -1,5 +1,6 @@
 """Ostraca: gets copied into caller memory from the agent's DRAM, puts until staged.
 
+The variant is a transport, or *memory*: worker and agent copy blocks out of each other's memory.
 A batch counts as settled when it is on flash, and in the agent's DRAM cache. Tags are on, as always.
 """
 
@@ -64,15 +65,18 @@ def _open_store(order: Order, _: Rows) -> Iterator[OwnFabric]:
     plan = suite.BenchPlan(order.blocks, order.block_bytes, SHORT, directory)
     capacity_bytes = max(plan.capacity_bytes, 2 * order.written_bytes)
     options = ("--capacity", str(capacity_bytes), "--dram", str(suite.dram_bytes(plan)))
-    listening = () if order.variant == "nixl" else ("--listen", "tcp://127.0.0.1:0")
+    reads_memory = order.variant == "memory"
+    transport = "nixl" if reads_memory else order.variant
+    listening = () if transport == "nixl" else ("--listen", "tcp://127.0.0.1:0")
     with (
-        running_fabric(directory, *options, *listening, "--transport", order.variant) as fabric,
+        running_fabric(directory, *options, *listening, "--transport", transport) as fabric,
         contextlib.closing(
             Workload(
                 fabric.addresses[-1],
                 blocks=order.blocks,
                 block_bytes=order.block_bytes,
-                transport=order.variant,
+                transport=transport,
+                direct_memory=reads_memory,
                 credentials=(directory / TOKEN_FILE).read_text().strip() if listening else None,
             )
         ) as work,

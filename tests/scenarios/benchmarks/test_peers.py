@@ -51,9 +51,16 @@ def test_a_short_run_measures_what_is_here_and_reports_the_others(tmp_path: Path
     assert "these figures mean nothing" in done.stdout
     assert "redis is left out: `" in done.stderr
     found = json.loads((tmp_path / "out" / "peers.json").read_text())
-    missing = {"redis"} if "ostraca is left out" not in done.stderr else {"redis", "ostraca"}  # without NIXL
+    missing = {"redis"}
+    if "ostraca is left out" in done.stderr:  # without NIXL
+        missing |= {"ostraca", "ostraca-nixl"}
     assert set(found["missing"]) == missing
-    assert {each["name"] for each in found["stores"]} == {"ostraca", "ostraca-tcp", "files"} - missing
+    assert {each["name"] for each in found["stores"]} == {
+        "ostraca",
+        "ostraca-nixl",
+        "ostraca-tcp",
+        "files",
+    } - missing
     assert {len(values) for each in found["stores"] for values in each["seconds"].values()} == {2}
     assert (tmp_path / "out" / "peers.svg").read_text().count("page cache") == len(found["operations"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "out"]
@@ -63,7 +70,7 @@ def test_an_unknown_peer_is_refused_with_the_known_ones() -> None:
     command = [sys.executable, "-m", "benchmarks.peers", "memcached"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=55, check=False)
     assert done.returncode == 2
-    assert "no store is called memcached: name any of ostraca, ostraca-tcp, mooncake" in done.stderr
+    assert "no store is called memcached: name any of ostraca, ostraca-nixl, ostraca-tcp" in done.stderr
 
 
 def test_figures_are_medians_and_ratios_are_medians_of_rounds() -> None:
