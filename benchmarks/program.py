@@ -36,6 +36,7 @@ _FOLDERS = {
     "processor_time": "data_path",
     "event_loop_time": "data_path",
     "many_workers": "fabric",
+    "busy_process": "fabric",
     "long_chain": "data_path",
     "tag_checks": "data_path",
     "get_over_tcp": "data_path",

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ostraca_fabric.errors import DriveError, UsageError
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.limits import check_one_at_least
-from ostraca_fabric.native import at, library
+from ostraca_fabric.native import at, brief, library
 from ostraca_fabric.tables.digests import TagCheck
 
 log = logging.getLogger(__name__)
@@ -220,7 +220,7 @@ class IoEngine:
             0 if check is None else check.progress_bytes,
         )
         self._batches[ticket] = _Batch(pieces, check, states, end)
-        submitted = library.ostraca_io_submit(drive, operation, ctypes.byref(columns), ticket)
+        submitted = brief.ostraca_io_submit(drive, operation, ctypes.byref(columns), ticket)
         if submitted == count:
             return True
         del self._batches[ticket]
@@ -237,7 +237,7 @@ class IoEngine:
         """
         count = _ENDS_MAX
         while count == _ENDS_MAX:
-            count = library.ostraca_io_take(self._engine, at(self._ends), _ENDS_MAX)
+            count = brief.ostraca_io_take(self._engine, at(self._ends), _ENDS_MAX)
             for ticket, is_over, failed, offset, error in self._ends[:count].tolist():
                 with contextlib.suppress(RuntimeError):
                     if is_over:

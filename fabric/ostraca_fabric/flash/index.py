@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES
-from ostraca_fabric.native import at, library
+from ostraca_fabric.native import at, brief
 from ostraca_fabric.tables.digests import contiguous_keys
 from ostraca_fabric.tables.key_table import first_of_each
 from ostraca_fabric.wire.codec import KEY_BYTES
@@ -125,7 +125,7 @@ class BlockIndex:
         """Return the row of each key, -1 for an unlisted key. *keys*: shape (n, 16)."""
         wanted = contiguous_keys(keys)
         rows = np.empty(len(wanted), np.intp)
-        library.ostraca_index_find(self._table, at(wanted), at(rows), len(rows))
+        brief.ostraca_index_find(self._table, at(wanted), at(rows), len(rows))
         return rows
 
     def read(
@@ -138,7 +138,7 @@ class BlockIndex:
         count = len(rows)
         offsets, lengths = np.empty(count, np.uint64), np.empty(count, np.uint32)
         tags = np.empty((count, KEY_BYTES), np.uint8)
-        library.ostraca_index_read(
+        brief.ostraca_index_read(
             *self._columns, at(rows), PAGE_BYTES, is_counted, at(offsets), at(lengths), at(tags), count
         )
         return offsets, lengths, tags
@@ -150,7 +150,7 @@ class BlockIndex:
 
     def has_at(self, keys_at: int, listed_at: int, count: int, *, is_counted: bool) -> int:
         """Do as ``has``, for keys and results at these addresses; return the number listed."""
-        listed: int = library.ostraca_index_has(
+        listed: int = brief.ostraca_index_has(
             self._table, keys_at, self._columns[1], is_counted, listed_at, count
         )
         return listed
@@ -201,7 +201,7 @@ class BlockIndex:
         self._tags[rows] = _words(tags)[new]
         self._pages[rows] = offsets[new] // PAGE_BYTES
         self._lengths[rows] = lengths[new] if marks is None else lengths[new] | marks[new] << _MARK_SHIFT
-        library.ostraca_index_place(self._table, at(rows), len(rows))
+        brief.ostraca_index_place(self._table, at(rows), len(rows))
         self._used += len(new)
         self._blocks += len(new)
         self.block_bytes += int(lengths[new].sum(dtype=np.uint64))
@@ -211,7 +211,7 @@ class BlockIndex:
         """Remove single blocks. *rows* come from ``find``, each once."""
         rows = np.ascontiguousarray(rows, np.intp)
         assert not len(rows) or int(rows.min()) >= 0, "a key that was not found has no row"
-        emptied = library.ostraca_index_unplace(self._table, at(rows), len(rows))
+        emptied = brief.ostraca_index_unplace(self._table, at(rows), len(rows))
         assert emptied == len(rows), "a row was taken out that was not listed"
         self._blocks -= len(rows)
         self.block_bytes -= int(self.lengths(rows).sum(dtype=np.uint64))
@@ -261,7 +261,7 @@ class BlockIndex:
         """Return the rows taken by a segment, including those of blocks removed alone."""
         count = int(self._segment_rows[segment])
         rows = np.empty(count, np.intp)
-        library.ostraca_index_rows_of(at(self._next_chunk), self._segment_chunk[segment], count, at(rows))
+        brief.ostraca_index_rows_of(at(self._next_chunk), self._segment_chunk[segment], count, at(rows))
         return rows
 
     def all_rows(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
@@ -282,7 +282,7 @@ class BlockIndex:
     def _take_rows(self, segment: int, count: int) -> NDArray[np.intp]:
         rows = np.empty(count, np.intp)
         of_segment = slice(segment, segment + 1)
-        library.ostraca_index_take_rows(
+        brief.ostraca_index_take_rows(
             at(self._next_chunk),
             at(self._free_chunks),
             at(self._segment_chunk[of_segment]),

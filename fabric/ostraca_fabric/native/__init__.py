@@ -1,4 +1,4 @@
-"""Loops over blocks in C, the longer ones without the GIL.
+"""Loops over blocks in C, the longer ones without the GIL (``library``), the others with it (``brief``).
 
 Python handles requests, waves and I/Os. Work on each *block* (hashing, comparing, copying, I/O, lookup by
 key) is a single call into this library for a whole batch. ``hatch_build.py`` compiles the C files of this
@@ -131,21 +131,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_index_rows_of": (None, [_at, c_int32, c_uint32, _at]),
 }
 
-_BRIEF = frozenset(
-    {
-        "ostraca_io_submit",
-        "ostraca_io_take",
-        "ostraca_lru_hold",
-        "ostraca_lru_let_go",
-        "ostraca_slots_fit",
-        "ostraca_slots_move",
-        "ostraca_slots_number",
-        "ostraca_slots_take",
-        "ostraca_table_find",
-        "ostraca_wave_fits",
-    }
-)
-"""Functions that keep the GIL: for a few microseconds, and to get the GIL back would take longer."""
+BRIEF_BYTES = 4 << 20
+"""Bytes to copy and hash in half a millisecond: a tenth of what other threads of Python may take."""
 
 _XXH3 = (
     "XXH3_128bits_withSeed",
@@ -170,8 +157,8 @@ def at(array: NDArray[Any] | bytearray | memoryview) -> int:
         return array.ctypes.data
 
 
-def loaded(path: Path) -> ctypes.CDLL:
-    """Return the library at *path*.
+def loaded(path: Path) -> tuple[ctypes.CDLL, ctypes.PyDLL]:
+    """Return the library at *path*, without the GIL during calls and with it.
 
     Raises ImportError, with the remedy, for an unusable file.
     """
@@ -186,11 +173,10 @@ def loaded(path: Path) -> ctypes.CDLL:
             f"{path} was compiled from other sources than the Python beside it (its interface is "
             f"{interface}, and {INTERFACE} is wanted). {_REMEDY} anew"
         )
-    brief = ctypes.PyDLL(str(path))
+    keeping = ctypes.PyDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(brief if name in _BRIEF else found, name)
-        function.restype, function.argtypes = result, arguments
-        setattr(found, name, function)
+        for function in (getattr(found, name), getattr(keeping, name)):
+            function.restype, function.argtypes = result, arguments
     hashing = ctypes.CDLL(_xxhash.__file__)
     try:
         functions = [ctypes.cast(_widest(hashing, name), c_void_p).value for name in _XXH3]
@@ -199,7 +185,7 @@ def loaded(path: Path) -> ctypes.CDLL:
             f"the xxhash package at {_xxhash.__file__} does not offer {error}: install the one from PyPI"
         ) from error
     found.ostraca_use_xxh3((c_void_p * len(_XXH3))(*functions))
-    return found
+    return found, keeping
 
 
 def _widest(hashing: ctypes.CDLL, name: str) -> Any:  # noqa: ANN401 (ctypes has no type for a function's address)
@@ -211,5 +197,12 @@ def _widest(hashing: ctypes.CDLL, name: str) -> Any:  # noqa: ANN401 (ctypes has
     return getattr(hashing, chooses if hasattr(hashing, chooses) else name)
 
 
-library = loaded(Path(__file__).with_name(FILE_NAME))
-"""The loaded library. Comments in the C files describe the functions."""
+library, brief = loaded(Path(__file__).with_name(FILE_NAME))
+"""The loaded library. Comments in the C files describe the functions. Calls of *brief* keep the GIL: beside a
+busy thread of Python, a call that gives the GIL up gets it back after 5 ms.
+"""
+
+
+def library_for(work_bytes: int) -> ctypes.CDLL:
+    """Return the library for a call over so many bytes: with the GIL if the call is brief."""
+    return brief if work_bytes <= BRIEF_BYTES else library

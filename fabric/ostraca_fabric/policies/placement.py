@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.fabric_map import EnclosureRecord, PlacementRecord, weights_of
 from ostraca_fabric.model.ids import AgentId, EnclosureId, PlacementEpoch, ShardId
-from ostraca_fabric.native import at, library
+from ostraca_fabric.native import at, brief
 from ostraca_fabric.tables.digests import blake2b_rows
 
 NOWHERE = -1
@@ -132,7 +132,7 @@ class Placement:
         parts = np.array([span.rank << 32 | span.group for span in spans], np.uint64)
         part_of_unit = parts.repeat([len(span.unit_blocks) for span in spans])
         chosen = np.empty(len(hashes), np.intp)
-        library.ostraca_place(at(hashes), at(part_of_unit), *self._members, at(chosen), len(chosen))
+        brief.ostraca_place(at(hashes), at(part_of_unit), *self._members, at(chosen), len(chosen))
         return chosen
 
 

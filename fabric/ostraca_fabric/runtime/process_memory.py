@@ -10,6 +10,7 @@ import ctypes
 import errno
 import os
 import secrets
+from ctypes import CDLL
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -69,7 +70,7 @@ class ProcessBlocks:
         return replace(self, addresses=self.addresses[rows])
 
 
-def copy_verified(
+def copy_verified(  # noqa: PLR0913 (a column each)
     source: ProcessBlocks,
     rows: slice,
     memory: NDArray[np.uint8],
@@ -78,15 +79,17 @@ def copy_verified(
     seeds: NDArray[np.uint64],
     tags: NDArray[np.uint8],
     states: NDArray[np.uint8],
+    *,
+    calls: CDLL = library,
 ) -> None:
     """Copy some blocks of *source* into *memory*, and check each by its tag right after.
 
     All columns have a row per block of *source*; contiguous, *tags* of shape (n, 16). States become those of
-    ``tables.digests.PieceState``. Releases the GIL. Raises OSError for a failed copy: the states of later
-    blocks stay as they are, as after a stop.
+    ``tables.digests.PieceState``. *calls* is the library to call. Raises OSError for a failed copy: the
+    states of later blocks stay as they are, as after a stop.
     """
     addresses, places, sizes = source.addresses[rows], offsets[rows], lengths[rows]
-    verified = library.ostraca_verify(
+    verified = calls.ostraca_verify(
         at(memory),
         memory.nbytes,
         at(places),

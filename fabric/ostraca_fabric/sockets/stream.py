@@ -23,12 +23,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_fabric.native import at, library
+from ostraca_fabric.native import at, library, library_for
 from ostraca_fabric.wire.frames import BulkFrame, FrameReader, Passage
 
 _UCRED = struct.Struct("iII")
 
-_AT_ONCE = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+_NO_BLOCKS = Passage(np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.uint32))
 
 
 class ByteSender(Protocol):
@@ -58,10 +58,10 @@ class SocketSender:
 
     def send(self, frame: bytes | bytearray) -> int:
         """Send as much of a frame as the socket accepts."""
-        try:
-            return self._socket.send(frame, _AT_ONCE)
-        except BlockingIOError:
-            return 0
+        head = frame if isinstance(frame, bytes) else at(frame)
+        return self._accepted(
+            library_for(len(frame)).ostraca_send(self._socket.fileno(), head, len(frame), None, 0, 0)
+        )
 
     def send_blocks(
         self, head: bytearray, sent_bytes: int, blocks: Passage | None, bytes_max: int
@@ -74,14 +74,20 @@ class SocketSender:
             passage, passed_bytes = blocks.address, blocks.passed_bytes
             offered += min(bytes_max, blocks.left_bytes)
         begin = at(head) + sent_bytes
-        sent = library.ostraca_send(
-            self._socket.fileno(), begin, head_bytes, passage, passed_bytes, bytes_max
+        return offered, self._accepted(
+            library_for(offered).ostraca_send(
+                self._socket.fileno(), begin, head_bytes, passage, passed_bytes, bytes_max
+            )
         )
+
+    @staticmethod
+    def _accepted(sent: int) -> int:
+        """Return the number of accepted bytes. Raises OSError for a broken connection."""
         if sent >= 0:
-            return offered, sent
+            return sent
         error = _error(sent)
         if isinstance(error, BlockingIOError):
-            return offered, 0
+            return 0
         raise error
 
 
@@ -239,13 +245,14 @@ def receive(
     whether no more were available. Raises OSError; BlockingIOError means no bytes.
     """
     tail = reader.tail()
-    offered = min(bytes_max, landing.left_bytes) + (len(tail) if landing.left_bytes <= bytes_max else 0)
-    count = library.ostraca_receive(
+    bytes_now = min(bytes_max, landing.left_bytes)
+    receiving = library if wait_ms else library_for(bytes_now)
+    count = receiving.ostraca_receive(
         descriptor, landing.address, landing.passed_bytes, bytes_max, at(tail), len(tail), wake, wait_ms
     )
     if count < 0:
         raise _error(count)
-    return count, count < offered
+    return count, count < bytes_now + (len(tail) if landing.left_bytes <= bytes_max else 0)
 
 
 def _error(number: int) -> OSError:
@@ -308,9 +315,7 @@ class ByteStream(SocketSender):
             return receive(
                 self._socket.fileno(), reader, landing, landing.left_bytes, wake=wake, wait_ms=wait_ms
             )
-        buffer = reader.buffer()
-        count = self._socket.recv_into(buffer)
-        return count, count < len(buffer)
+        return receive(self._socket.fileno(), reader, _NO_BLOCKS, 0)
 
     def shut_down(self) -> None:
         """End the connection in both directions; the receiver finds its end. Raises OSError."""

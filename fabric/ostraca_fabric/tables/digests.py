@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from ctypes import CDLL
 from dataclasses import dataclass, field
 from enum import IntEnum
 from hashlib import blake2b
@@ -47,13 +48,16 @@ from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import FabricId, TenantId
 from ostraca_fabric.model.volume import VolumeIdentity
-from ostraca_fabric.native import at, library
+from ostraca_fabric.native import at, library, library_for
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer  # exists for type checkers only
 
 _PERSON_BYTES = 16
 _DIGEST_BYTES_MAX = 64
+
+_ROW_BYTES = 256
+"""Bytes of blocks that are hashed in the time of a row."""
 
 
 def blake2b_rows(
@@ -83,7 +87,7 @@ def blake2b_rows(
         suffix_bytes = suffix_step = suffixes.shape[1]
         assert len(suffixes) == count, "each row has a suffix"
     digests = np.empty((count, digest_bytes), np.uint8)
-    failed = library.ostraca_blake2b_rows(
+    failed = library_for(count * _ROW_BYTES).ostraca_blake2b_rows(
         key,
         len(key),
         person.ljust(_PERSON_BYTES, b"\0"),
@@ -209,15 +213,17 @@ def tags_of(
     offsets: NDArray[np.int64],
     lengths: NDArray[np.uint32],
     seeds: NDArray[np.uint64],
+    *,
+    calls: CDLL = library,
 ) -> NDArray[np.uint8]:
     """Return the tags of blocks in *memory*, a flat array: shape (n, 16).
 
-    Offsets, lengths and seeds have shape (n,). Releases the GIL. Raises ValueError if a block reaches outside
-    *memory*.
+    Offsets, lengths and seeds have shape (n,). *calls* is the library to call, which releases the GIL or not.
+    Raises ValueError if a block reaches outside *memory*.
     """
     offsets, lengths, seeds = _columns(offsets, lengths, seeds)
     tags = np.empty((len(offsets), TAG_BYTES), np.uint8)
-    checked = library.ostraca_tags(
+    checked = calls.ostraca_tags(
         at(memory), memory.nbytes, at(offsets), at(lengths), at(seeds), at(tags), len(offsets)
     )
     _refuse_outside(checked, memory, offsets, lengths)
@@ -230,6 +236,8 @@ def are_good(
     lengths: NDArray[np.uint32],
     seeds: NDArray[np.uint64],
     tags: NDArray[np.uint8],
+    *,
+    calls: CDLL = library,
 ) -> NDArray[np.bool_]:
     """Tell for each block whether the bytes match the tag.
 
@@ -238,7 +246,7 @@ def are_good(
     offsets, lengths, seeds = _columns(offsets, lengths, seeds)
     assert tags.shape == (len(offsets), TAG_BYTES), f"tags of shape {tags.shape} for {len(offsets)} blocks"
     states = np.zeros(len(offsets), np.uint8)
-    _verify(memory, offsets, lengths, seeds, np.ascontiguousarray(tags), states)
+    _verify(memory, offsets, lengths, seeds, np.ascontiguousarray(tags), states, calls=calls)
     good: NDArray[np.bool_] = states == GOOD
     return good
 
@@ -252,9 +260,10 @@ def _verify(
     states: NDArray[np.uint8],
     *,
     page_bytes: int = 0,
+    calls: CDLL = library,
 ) -> None:
     """Set the states of blocks by their tags, after zeroing the rest of each block's last page, if any."""
-    verified = library.ostraca_verify(
+    verified = calls.ostraca_verify(
         at(memory),
         memory.nbytes,
         at(offsets),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_fabric.native import at, library
+from ostraca_fabric.native import at, brief
 from ostraca_fabric.tables.digests import KEY_BYTES, contiguous_keys
 
 
@@ -30,7 +30,7 @@ class KeyTable:
         """Return the row of each key of *wanted*, shape (n, 16); -1 for an absent key."""
         wanted = contiguous_keys(wanted)
         rows = np.empty(len(wanted), np.int64)
-        library.ostraca_table_find(*self._at, at(wanted), at(rows), len(rows))
+        brief.ostraca_table_find(*self._at, at(wanted), at(rows), len(rows))
         return rows
 
     def match(
@@ -46,7 +46,7 @@ class KeyTable:
         assert numbers.dtype == np.uint32
         assert len(numbers) == len(self._keys), "each row has a number"
         found = np.empty((2, len(wanted)), np.int64)
-        count = library.ostraca_table_match(
+        count = brief.ostraca_table_match(
             *self._at, at(numbers), at(wanted), at(wanted_numbers), at(found), len(wanted)
         )
         return found[0, :count], found[1, :count]
@@ -59,7 +59,7 @@ class KeyTable:
         """
         holders = np.empty(len(rows), np.int64)
         rows = np.ascontiguousarray(rows, np.int64)
-        library.ostraca_table_enter(*self._at, at(rows), at(holders), len(rows))
+        brief.ostraca_table_enter(*self._at, at(rows), at(holders), len(rows))
         is_entered: NDArray[np.bool_] = holders == rows
         self.count += int(np.count_nonzero(is_entered))
         assert 2 * self.count <= len(self._places), "more rows were entered than there are"
@@ -68,7 +68,7 @@ class KeyTable:
     def remove(self, rows: NDArray[np.int64]) -> None:
         """Remove rows, each entered and named once, with unchanged keys."""
         rows = np.ascontiguousarray(rows, np.int64)
-        removed = library.ostraca_table_remove(*self._at, at(rows), len(rows))
+        removed = brief.ostraca_table_remove(*self._at, at(rows), len(rows))
         self.count -= removed
         assert removed == len(rows), "a row was taken out that was not in the table"
 

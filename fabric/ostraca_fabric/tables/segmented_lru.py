@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES
-from ostraca_fabric.native import at, library
+from ostraca_fabric.native import at, brief
 
 OUTSIDE, HELD, PROBATION, PROTECTED = range(4)
 PARTS_MAX = 1 << 16
@@ -89,7 +89,7 @@ class SegmentedLru:
     def protect(self, most_bytes: NDArray[np.int64]) -> None:
         """Set the maximum bytes of protected, per part."""
         assert len(most_bytes) == len(self._states)
-        library.ostraca_lru_protect(*self._at, at(most_bytes), len(most_bytes))
+        brief.ostraca_lru_protect(*self._at, at(most_bytes), len(most_bytes))
 
     @property
     def entered_bytes(self) -> int:
@@ -111,15 +111,15 @@ class SegmentedLru:
         """Enter distinct outside rows of *row_bytes* each; *uses* is 0 for no use yet."""
         self.bytes[rows] = row_bytes
         self.uses[rows] = uses
-        library.ostraca_lru_enter(*self._at, at(rows), len(rows), part)
+        brief.ostraca_lru_enter(*self._at, at(rows), len(rows), part)
 
     def hold(self, rows: NDArray[np.int64]) -> None:
         """Use and hold entered rows; -1 is skipped. A row named twice is held twice."""
-        library.ostraca_lru_hold(*self._at, at(rows), len(rows))
+        brief.ostraca_lru_hold(*self._at, at(rows), len(rows))
 
     def let_go(self, rows: NDArray[np.int64]) -> None:
         """End a hold of each row."""
-        gone = library.ostraca_lru_let_go(*self._at, at(rows), len(rows))
+        gone = brief.ostraca_lru_let_go(*self._at, at(rows), len(rows))
         assert gone == len(rows), "a row was let go of that nobody holds"
 
     def demote(self, rows: NDArray[np.int64]) -> None:
@@ -141,5 +141,5 @@ class SegmentedLru:
         Fewer bytes are removed if all remaining rows are held.
         """
         rows = np.empty(max(0, -(-wanted_bytes // PAGE_BYTES)), np.int64)
-        count = library.ostraca_lru_evict(*self._at, wanted_bytes, at(rows), len(rows), part)
+        count = brief.ostraca_lru_evict(*self._at, wanted_bytes, at(rows), len(rows), part)
         return rows[:count]

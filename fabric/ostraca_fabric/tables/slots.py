@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.model.extent import PAGE_BYTES
-from ostraca_fabric.native import at, library
+from ostraca_fabric.native import at, brief
 from ostraca_fabric.tables.digests import GOOD
 
 _FREE, _KEPT, _TAKEN, _QUARANTINE = range(4)
@@ -60,7 +60,7 @@ def slot_numbers(
     """
     offsets, numbers = np.ascontiguousarray(offsets, np.int64), np.empty(len(offsets), np.int32)
     count = len(numbers)
-    is_grid = library.ostraca_slots_number(at(offsets), count, chunk_bytes, slot_bytes, at(numbers))
+    is_grid = brief.ostraca_slots_number(at(offsets), count, chunk_bytes, slot_bytes, at(numbers))
     return numbers, bool(is_grid)
 
 
@@ -111,7 +111,7 @@ class SlotPool:
         assert count >= 0
         self._assert_size(slot_bytes)
         offsets = np.empty(count, np.int64)
-        if not library.ostraca_slots_take(self._at_pool, slot_bytes, at(offsets), count):
+        if not brief.ostraca_slots_take(self._at_pool, slot_bytes, at(offsets), count):
             return None
         self.taken_bytes += count * slot_bytes
         return offsets
@@ -123,7 +123,7 @@ class SlotPool:
         """
         self._assert_size(slot_bytes)
         most = _TAKEN if if_taken_were_given else _KEPT
-        return int(library.ostraca_slots_fit(self._at_pool, slot_bytes, count, most)) >= count
+        return int(brief.ostraca_slots_fit(self._at_pool, slot_bytes, count, most)) >= count
 
     def give(self, offsets: NDArray[np.int64]) -> None:
         """Return taken slots, of any sizes."""
@@ -167,7 +167,7 @@ class SlotPool:
     def _move(self, offsets: NDArray[np.int64], before: int, after: int) -> int:
         """Move distinct slots from state *before* to state *after*; return their bytes."""
         offsets = np.ascontiguousarray(offsets, np.int64)
-        moved_bytes = int(library.ostraca_slots_move(self._at_pool, at(offsets), len(offsets), before, after))
+        moved_bytes = int(brief.ostraca_slots_move(self._at_pool, at(offsets), len(offsets), before, after))
         assert moved_bytes >= 0, (
             f"offset {offsets[-1 - moved_bytes]} is no slot in the state it must be in, or is named twice"
         )
@@ -207,7 +207,7 @@ class Wave:
         lengths = np.ascontiguousarray(self.lengths, np.uint32)
         longest = min(self.staging_slot_bytes, self.arena_slot_bytes)
         return bool(
-            library.ostraca_wave_fits(
+            brief.ostraca_wave_fits(
                 at(staging), staging_bytes, at(arena), arena_bytes, at(lengths), longest, count
             )
         )

@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.errors import FrameTooLongError, MalformedError, ProtocolError
-from ostraca_fabric.native import at, library
+from ostraca_fabric.native import at, brief
 from ostraca_fabric.wire.codec import U32, U64
 from ostraca_fabric.wire.messages import Message
 
@@ -119,7 +119,7 @@ class Passage:
         *source* is at most as long as the missing part.
         """
         came = np.frombuffer(source, np.uint8)
-        filled = library.ostraca_fill(self.address, self.passed_bytes, at(came), len(came))
+        filled = brief.ostraca_fill(self.address, self.passed_bytes, at(came), len(came))
         assert filled == 0, "a block lies outside of its memory"
         self.passed_bytes += len(came)
 

@@ -5,10 +5,11 @@ their own threads: directly into the socket when nothing is queued, so that a re
 threads. The loop sends the rest when the socket has room.
 
 A thread waiting for an answer may *lead*: this thread does the turns, so the answer needs no change of
-threads either. A leader delivers to all waiting threads (``Waiters``), and hands on to another when done.
-Only one thread does turns at a time. The loop's own thread stands back while another leads, and for
-``_STAND_BACK_S`` afterwards. An idle loop sleeps in the kernel. While slots are in use and the transport's
-passive side must take part, the loop wakes at the given pace.
+threads either. The driver leads also while idle: to take over from another thread takes two changes of
+threads, up to 5 ms each beside a busy thread of Python. A leader delivers to all waiting threads
+(``Waiters``), and hands on to another when done. Only one thread does turns at a time. The loop's own thread
+stands back while another leads, and for ``_STAND_BACK_S`` afterwards. While slots are in use and the
+transport's passive side must take part, the loop wakes at the given pace.
 
 No caller's thread runs this code: an exception of a signal handler between two bytecodes could leave a lock
 held.
@@ -45,6 +46,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.errors import ProtocolError, TransportError
 from ostraca_fabric.ports.transport import ArenaEnd
+from ostraca_fabric.runtime.events import clear_event, set_event
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.sockets.stream import ByteStream, Outbox
 from ostraca_fabric.wire.frames import BulkEnd, BulkFrame, FrameReader
@@ -63,6 +65,11 @@ piece.
 _STAND_BACK_S = 0.01
 """How long the loop's thread stands back after a caller has led: a handover per request would cost as much as
 leading saves. No thread reads until then, so messages without a waiting caller are late by this time.
+"""
+
+_LED_S = 0.1
+"""The same while the leader goes on, as an idle driver does. Each look of the thread may cost the leader the
+GIL.
 """
 
 _alive: weakref.WeakSet[IoLoop] = weakref.WeakSet()
@@ -161,7 +168,7 @@ class IoLoop:
             self._outbox.clear()
             self._shut_down("the agent does not read its messages")
         if not is_sent:
-            os.eventfd_write(self._wake, 1)
+            set_event(self._wake)
 
     def detach(self, memory: NDArray[np.uint8]) -> None:
         """Ensure that blocks in *memory*, an array object, are neither received nor sent any more.
@@ -178,7 +185,7 @@ class IoLoop:
         """Make the loop read its pace again."""
         with self._lock:
             if not self._is_closed:
-                os.eventfd_write(self._wake, 1)
+                set_event(self._wake)
 
     def lead(self, is_done: Callable[[], bool], *, until_s: float, wake: int = -1) -> bool:
         """Do turns in this thread until *is_done* or *until_s*, on the monotonic clock.
@@ -260,7 +267,8 @@ class IoLoop:
         try:
             while not self._ended.is_set():
                 if self._led_until_s > time.monotonic():
-                    self._resumed.wait(_STAND_BACK_S)
+                    is_stable = self.is_led and self._pace_s() is None
+                    self._resumed.wait(_LED_S if is_stable else _STAND_BACK_S)
                     self._resumed.clear()
                     continue
                 with self._turns:
@@ -343,8 +351,7 @@ class IoLoop:
             writable = bool(events.get(connection, 0) & select.POLLOUT)
             woken = [wake for wake in wakes if wake in events]
         for wake in woken:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_read(wake)
+            clear_event(wake)
         return readable or has_pending, writable
 
     def _read(self) -> bool:

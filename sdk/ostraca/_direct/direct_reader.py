@@ -30,6 +30,7 @@ from ostraca.settings import ClientSettings
 from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEnd, IoEngine, IoOperation
 from ostraca_fabric.errors import DriveError, MalformedError
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
+from ostraca_fabric.runtime.events import set_event
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.digests import GOOD
 
@@ -306,7 +307,7 @@ class DirectReader:
 
     def _wake(self) -> None:
         assert self._engine is not None, "the thread waits for an engine"
-        os.eventfd_write(self._engine.descriptor, 1)
+        set_event(self._engine.descriptor)
 
     # In the reader's thread.
 

@@ -15,12 +15,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from ctypes import CDLL
 from itertools import pairwise
 from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca_fabric.native import library, library_for
 from ostraca_fabric.runtime.process_memory import ProcessBlocks, copy_verified
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.tables.digests import GOOD, TAG_BYTES, are_good, tags_of
@@ -65,6 +67,12 @@ class CopyPool:
         self._starting = threading.Lock()
         self._threads: list[threading.Thread] = []
         self._is_closed = False
+
+    def calls_for(self, lengths: NDArray[np.uint32]) -> CDLL:
+        """Return the library for work on these blocks: without the GIL if the work is long, or shared."""
+        all_bytes = int(lengths.sum(dtype=np.int64))
+        is_shared = self._helpers_max > 0 and all_bytes >= 2 * SHARE_BYTES
+        return library if is_shared else library_for(all_bytes)
 
     def share(self, lengths: NDArray[np.uint32], work: Callable[[slice], None]) -> None:
         """Call *work* with slices that together cover all blocks.
@@ -236,16 +244,16 @@ def check_tags(
 
     Blocks with a *source* are copied from there first. A failed copy is noted in the source's errors.
     """
-    good = np.zeros(len(lengths), np.bool_)
+    good, calls = np.zeros(len(lengths), np.bool_), copy_pool.calls_for(lengths)
 
     def check(share: slice) -> None:
         columns = offsets[share], lengths[share], seeds[share], tags[share]
         if source is None:
-            good[share] = are_good(memory, *columns)
+            good[share] = are_good(memory, *columns, calls=calls)
             return
         states, whole = np.zeros(len(columns[0]), np.uint8), slice(None)
         try:
-            copy_verified(source[share], whole, memory, *columns, states)
+            copy_verified(source[share], whole, memory, *columns, states, calls=calls)
         except OSError as error:
             source.errors.append(error.errno or 0)
         good[share] = states == GOOD
@@ -263,10 +271,10 @@ def compute_tags(
     copy_pool: CopyPool,
 ) -> NDArray[np.uint8]:
     """Compute tags in the copy pool, as ``ostraca_fabric.tables.digests.tags_of``."""
-    tags = np.empty((len(offsets), TAG_BYTES), np.uint8)
+    tags, calls = np.empty((len(offsets), TAG_BYTES), np.uint8), copy_pool.calls_for(lengths)
 
     def make(share: slice) -> None:
-        tags[share] = tags_of(memory, offsets[share], lengths[share], seeds[share])
+        tags[share] = tags_of(memory, offsets[share], lengths[share], seeds[share], calls=calls)
 
     copy_pool.share(lengths, make)
     return tags

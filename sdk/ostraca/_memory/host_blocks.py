@@ -31,7 +31,7 @@ from ostraca._memory.device_blocks import DeviceBlocks, Devices, blocks_on_devic
 from ostraca._protocol.operations import no_verdicts
 from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.native import at, library
+from ostraca_fabric.native import at
 from ostraca_fabric.runtime.process_memory import ProcessBlocks
 from ostraca_fabric.tables.digests import TAG_BYTES
 
@@ -281,11 +281,11 @@ class HostBlocks:
     ) -> NDArray[np.uint8]:
         """Return the tags of contiguous blocks, with a seed each. Shape (n, 16)."""
         places, lengths = self.addresses(positions), self.lengths[positions]
-        tags = np.empty((len(positions), TAG_BYTES), np.uint8)
+        tags, calls = np.empty((len(positions), TAG_BYTES), np.uint8), copy_pool.calls_for(lengths)
 
         def make(share: slice) -> None:
             blocks = share.stop - share.start
-            made = library.ostraca_tags(
+            made = calls.ostraca_tags(
                 None,
                 _ALL_BYTES,
                 at(places[share]),
@@ -319,11 +319,11 @@ class HostBlocks:
         assert len(seeds) == count, "a block has one seed"
         offsets, seeds = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(seeds, np.uint64)
         lengths, first_part = self.lengths[first : first + count], self.first_part[first:]
-        tags = np.empty((count, TAG_BYTES), np.uint8)
+        tags, calls = np.empty((count, TAG_BYTES), np.uint8), copy_pool.calls_for(lengths)
 
         def gather(share: slice) -> None:
             blocks = share.stop - share.start
-            gathered = library.ostraca_gather(
+            gathered = calls.ostraca_gather(
                 at(memory),
                 memory.nbytes,
                 at(offsets[share]),
@@ -373,10 +373,10 @@ class HostBlocks:
             assert positions.view(np.uint64).max() < len(self.lengths), "blocks that were checked"
         offsets, seeds = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(seeds, np.uint64)
         lengths, tags = self.lengths[positions], np.array(tags)  # C takes writable memory faster
-        verdicts = no_verdicts(count)
+        verdicts, calls = no_verdicts(count), copy_pool.calls_for(lengths)
 
         def scatter(share: slice) -> None:
-            failed = library.ostraca_scatter(
+            failed = calls.ostraca_scatter(
                 at(memory),
                 memory.nbytes,
                 at(offsets[share]),

@@ -10,6 +10,7 @@ from typing import NewType
 
 from ostraca._memory.views import BlockViews
 from ostraca.results import GetResult, LookupResult, PrefetchResult, PutResult
+from ostraca_fabric.runtime.events import clear_event, set_event
 
 Ticket = NewType("Ticket", int)
 """Names a submitted operation; never used twice by one client."""
@@ -46,7 +47,7 @@ class CompletionQueue:
     def put(self, completion: Completion) -> None:
         """Add a ticket. In the driver's thread only."""
         self._completions.append(completion)
-        os.eventfd_write(self._descriptor, 1)
+        set_event(self._descriptor)
 
     def take(self) -> list[Completion]:
         """Take all tickets, oldest first."""
@@ -55,11 +56,10 @@ class CompletionQueue:
         with contextlib.suppress(IndexError):
             taken.extend(iter(self._completions.popleft, None))
         # An interrupted call before may have left a taken ticket counted.
-        with contextlib.suppress(BlockingIOError):
-            for _ in taken or (None,):
-                os.eventfd_read(self._descriptor)
+        for _ in taken or (None,):
+            clear_event(self._descriptor)
         if not taken and self._completions:  # a new ticket may have been counted off already
-            os.eventfd_write(self._descriptor, 1)
+            set_event(self._descriptor)
         return taken
 
     def fileno(self) -> int:

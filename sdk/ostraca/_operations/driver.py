@@ -1,8 +1,8 @@
 """The driver: a thread of the client for all operations, blocking or submitted.
 
 Requests and events arrive in an inbox. The driver lets each job go on, and delivers results. Checks of tags
-and copies run in the driver and the copy pool, without the interpreter lock. While jobs are under way, the
-driver reads the connection. Blocking steps (dialling, opening a volume) run in a second thread; a job in such
+and copies run in the driver and the copy pool, longer ones without the interpreter lock. The driver reads the
+connection while it waits. Blocking steps (dialling, opening a volume) run in a second thread; a job in such
 a step still ends by the deadline.
 
 Callers' threads post to the inbox, and wait on private locks. So exceptions of signal handlers, raised in the
@@ -40,6 +40,7 @@ from ostraca._operations.job import Job, Runtime
 from ostraca._protocol.operations import Event
 from ostraca_fabric.errors import ClosedError, ConnectError
 from ostraca_fabric.model.outcome import Reason
+from ostraca_fabric.runtime.events import set_event
 from ostraca_fabric.runtime.threads import show_name
 
 OpenedVolume = tuple[AgentSession, int]
@@ -139,7 +140,7 @@ class Inbox(Generic[_Entry]):
         """Add an item. Never blocks."""
         self.items.put(item)
         if self.watcher not in (0, get_ident()):  # the reader itself may add items in its own turn
-            os.eventfd_write(self.descriptor, 1)
+            set_event(self.descriptor)
 
     def wake(self) -> None:
         """Wake the reader."""
@@ -329,7 +330,7 @@ class Driver:
             until_s = min(until_s, now_s + min(steps_s))
         if self._starved:
             until_s = min(until_s, now_s + _ROOM_RECHECK_S)
-        session = self._connections.session if self._active else None
+        session = self._connections.session
         item: _Item | None = None
         if session is not None and session.is_alive:
             self._inbox.watcher = threading.get_ident()

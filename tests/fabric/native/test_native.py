@@ -38,7 +38,7 @@ def test_a_change_of_what_c_and_python_give_each_other_raises_the_interface_s_nu
 
 
 def test_the_library_of_another_interface_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert native.loaded(LIBRARY).ostraca_interface() == native.INTERFACE
+    assert native.loaded(LIBRARY)[0].ostraca_interface() == native.INTERFACE
     monkeypatch.setattr(native, "INTERFACE", native.INTERFACE + 1)
     with pytest.raises(ImportError, match=r"compiled from other sources .*pip install -e \."):
         native.loaded(LIBRARY)

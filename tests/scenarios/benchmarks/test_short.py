@@ -28,6 +28,7 @@ ROWS = {
     "processor_time": ["D7", "D7", "D7m", "D7m"],
     "event_loop_time": ["D7l"],
     "many_workers": ["D12", "D12", "D12m", "D12m"],
+    "busy_process": ["D13", "D13", "D13"],
     "long_chain": ["D11", "D11"],
     "tag_checks": ["D8", "D8"],
     "get_over_tcp": ["D9"],

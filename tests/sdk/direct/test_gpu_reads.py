@@ -469,7 +469,7 @@ def test_a_batch_larger_than_the_arena_takes_no_more_of_a_device_than_of_the_are
         assert len(host.agent.seen_of(Get)) > 4
         assert 0 < most <= SETTINGS.arena_bytes
         until(lambda: not devices.stagings)
-        assert len(host.agent.seen_of(ExtentsRead)) == len(host.agent.seen_of(Get))
+        until(lambda: len(host.agent.seen_of(ExtentsRead)) == len(host.agent.seen_of(Get)))
 
 
 def test_a_client_of_no_drives_never_looks_for_kvikio(

@@ -194,9 +194,9 @@ def test_views_that_were_not_checked_in_time_are_late_and_not_handed_over(
     agent.script[Get] = lambda connection, message: connection.land(message, [0, 1, 2, 3, 4])
     checks = []
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **others: Any) -> Any:
         checks.append(len(arguments[1]))
-        return are_good(*arguments)
+        return are_good(*arguments, **others)
 
     def clock() -> float:
         """Time runs out during the second of the checks between which it is looked at."""
