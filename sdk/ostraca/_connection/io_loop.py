@@ -210,6 +210,8 @@ class IoLoop:
         finally:
             self._led_until_s = time.monotonic() + _STAND_BACK_S
             self._leading.release()
+            if self._ended.is_set():  # the loop's thread tells the owner of the loss
+                self._resumed.set()
         return not self._ended.is_set()
 
     def resume(self) -> None:

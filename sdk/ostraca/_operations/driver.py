@@ -128,7 +128,7 @@ class Inbox(Generic[_Entry]):
         """The items. Direct ``put`` calls here do not wake a reader in ``select``."""
 
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        """Readable after a ``put`` of another thread than ``watcher``. The reader clears the descriptor."""
+        """Readable after a ``put`` while there is a ``watcher``. The reader clears the descriptor."""
 
         self.watcher = 0
         """The identifier of the reader's thread while in ``select``, else 0: set before a look for items."""
@@ -137,9 +137,15 @@ class Inbox(Generic[_Entry]):
         self.get = self.items.get
 
     def put(self, item: _Entry) -> None:
-        """Add an item. Never blocks."""
+        """Add an item. Never blocks. Finalizers call it too, in the reader's thread before a ``select``."""
         self.items.put(item)
-        if self.watcher not in (0, get_ident()):  # the reader itself may add items in its own turn
+        if self.watcher:
+            set_event(self.descriptor)
+
+    def put_news(self, item: _Entry) -> None:
+        """Add an item as ``put``: from another thread, or in the reader's own turn, before its next look."""
+        self.items.put(item)
+        if self.watcher not in (0, get_ident()):
             set_event(self.descriptor)
 
     def wake(self) -> None:
@@ -161,7 +167,7 @@ class _JobMailbox:
 
     def put(self, item: tuple[int, Event], /) -> None:
         """Take an event of a request; from any thread."""
-        self.reader.put(_Process(self.job, *item))
+        self.reader.put_news(_Process(self.job, *item))
 
 
 class Driver:

@@ -293,3 +293,17 @@ def test_a_detachment_waits_for_the_receipt_under_way_and_for_no_other(
     assert (rows == 8).all()
     detaching.join()
     scene.close()
+
+
+def test_a_loss_that_a_leader_notices_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the loop's own thread, which stands back for long here."""
+    for name in ("_STAND_BACK_S", "_LED_S"):
+        monkeypatch.setattr(f"ostraca._connection.io_loop.{name}", 60.0)
+    scene = LoopScene(None)
+    scene.loop.lead(lambda: not scene.heard.empty(), until_s=time.monotonic() + 0.05)  # it stands back now
+    leader = threading.Thread(target=lambda: scene.loop.lead(lambda: False, until_s=time.monotonic() + 60))
+    leader.start()
+    scene.theirs.close()
+    assert scene.lost.get(timeout=20) == "the agent closed the connection"
+    leader.join()
+    scene.close()
