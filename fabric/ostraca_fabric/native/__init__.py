@@ -5,8 +5,8 @@ key) is a single call into this library for a whole batch. ``hatch_build.py`` co
 folder at installation; docs/adr/0010 has the reasons.
 
 Only the modules that define the calls import this module: ``digests``, ``key_table``, ``flash.index``,
-``segmented_lru``, ``wire.passage``, ``stream``, the SDK's ``parts`` and the file drive. The calls take
-addresses, so callers keep the memory alive during a call.
+``segmented_lru``, ``wire.passage``, ``stream``, the SDK's ``parts`` and the file drive; the SDK's copy pool
+chooses how to call. The calls take addresses, so callers keep the memory alive during a call.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ class LoopScene:
         sent: bytes = b"",
         unsent_bytes_max: int = 100_000,
         silent_at_s: float | None = None,
+        pace_s: float | None = None,
     ) -> None:
         stream, self.theirs = streams(tls)
         self.memory = bytearray(4096)
@@ -75,7 +76,7 @@ class LoopScene:
             self.end,
             on_message=self.heard.put,
             on_loss=self.lost.put,
-            pace_s=lambda: None,
+            pace_s=lambda: pace_s,
             silent_at_s=lambda: silent_at_s,
             unsent_bytes_max=unsent_bytes_max,
         )
@@ -306,4 +307,16 @@ def test_a_loss_that_a_leader_notices_is_told_at_once(monkeypatch: pytest.Monkey
     scene.theirs.close()
     assert scene.lost.get(timeout=20) == "the agent closed the connection"
     leader.join()
+    scene.close()
+
+
+def test_a_transport_that_needs_progress_waits_for_no_leader_that_has_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ostraca._connection.io_loop._LED_S", 60.0)
+    scene = LoopScene(None, pace_s=0.001)
+    for _ in range(3):  # the loop's thread looks at a leader that goes on
+        scene.loop.lead(lambda: False, until_s=time.monotonic() + 0.05)
+    scene.theirs.sendall(bytes(encode(Pong(1))))
+    assert scene.heard.get(timeout=20) == bytes(encode(Pong(1))[5:])
     scene.close()

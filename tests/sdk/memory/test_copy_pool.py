@@ -32,6 +32,7 @@ from ostraca._memory.copy_pool import CopyPool, compute_tags, threads_for, verif
 from ostraca._memory.device_blocks import DeviceBlocks
 from ostraca._memory.host_blocks import as_blocks, caller_blocks
 from ostraca._protocol.operations import BlockVerdict
+from ostraca_fabric.native import BRIEF_BYTES, brief, library
 from ostraca_fabric.runtime.process_memory import ProcessBlocks
 from ostraca_fabric.tables.digests import tags_of
 
@@ -553,3 +554,12 @@ def test_batches_in_all_front_ends_are_done_by_several_threads(
                 assert [bytes(view) for view in views] == [row.tobytes() for row in content[:16]]
             assert len(helpers()) == threads - 1
     assert not helpers()
+
+
+def test_only_brief_work_of_one_thread_keeps_the_gil() -> None:
+    """Shares of one wave that keep the GIL would run one after another."""
+    alone, shared = CopyPool(1), CopyPool(2)
+    assert alone.calls_for(sizes(BRIEF_BYTES - 1, 1)) is brief
+    assert alone.calls_for(sizes(BRIEF_BYTES, 1)) is library
+    assert shared.calls_for(sizes(SHARE_BYTES, SHARE_BYTES - 1)) is brief
+    assert shared.calls_for(sizes(SHARE_BYTES, SHARE_BYTES)) is library
