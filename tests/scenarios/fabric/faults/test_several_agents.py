@@ -36,7 +36,7 @@ def host(tmp_path: Path) -> Iterator[FabricThread]:
         agents=2,
         enclosures=2,
         drives=4,
-        capacity_bytes=2 * 4 * 65 * MIB,
+        capacity_bytes=2 * 4 * 129 * MIB,  # one drive has room for all blocks: none is evicted
     )
     with FabricThread(plan) as started:
         yield started
