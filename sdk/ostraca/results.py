@@ -108,9 +108,8 @@ class WithheldRows:
     Only gets into regions registered with ``may_withhold`` have any, when a drive or an agent is late. None
     of these blocks is a HIT. Until the end of the write, such a row changes at any moment, operations refuse
     the row, and its region can't be unregistered. Afterwards the row is free, with undefined bytes. After a
-    lost connection, the end is known once another operation, such as a look-up, has connected again. After
-    the end of the client, rows may stay withheld for good. The length is the number of rows withheld now. All
-    methods are for any thread.
+    lost connection, the end is known once the client has connected again. After the end of the client, rows
+    may stay withheld for good. The length is the number of rows withheld now. All methods are for any thread.
     """
 
     def __init__(self, writes: Sequence[LateWrite] = ()) -> None:

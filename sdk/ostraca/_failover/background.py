@@ -1,7 +1,7 @@
-"""Background work of a client beside its session: health probes, failback, transfer reconciliation.
+"""Background work of a client beside its session: probes, failback, redials, transfer reconciliation.
 
-Each is a repeated task, started whenever possibly needed; ``start`` never blocks. Connections made here have
-no arena and are closed at once. After ``close``, a late answer is harmless.
+Each is a repeated task, started whenever possibly needed; ``start`` never blocks. Connections made in this
+module have no arena and are closed at once. After ``close``, a late answer is harmless.
 """
 
 from __future__ import annotations
@@ -202,6 +202,29 @@ class Failback(BackgroundTask):
             log.debug("no failback to %s yet: %s", address, error)
             return False
         return not self._has_ended(welcome.start_id)
+
+
+class Redial(BackgroundTask):
+    """Dials for rows whose agent may still use them, though their operation has ended.
+
+    After the loss of the connection, only another one brings the agent's report, and a program that waits for
+    its rows may start no operation.
+    """
+
+    def __init__(self, settings: ClientSettings, arena: Arena, dial_lost: Callable[[], None]) -> None:
+        """Begin without a thread; *dial_lost* dials if the session is lost."""
+        self._settings = settings
+        self._arena = arena
+        super().__init__("redial", dial_lost, is_needed=self._is_awaited, pauses_s=self._redial_pauses_s)
+
+    def _is_awaited(self) -> bool:
+        with self._arena.lock:
+            return self._arena.ledger.has_waiters
+
+    def _redial_pauses_s(self) -> Iterator[float]:
+        backoff = Backoff(self._settings.redial_s, self._settings.redial_max_s)
+        while True:
+            yield backoff.next_s()
 
 
 class TransferReconciler(BackgroundTask):

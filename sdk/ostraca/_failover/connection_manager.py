@@ -30,12 +30,19 @@ from dataclasses import replace
 from ostraca._connection.dial import ClientIdentity, ControlChannel, UnreachableError, dial
 from ostraca._connection.rpc import ask
 from ostraca._connection.session import AgentSession
-from ostraca._failover.background import Failback, HealthProbe, TransferReconciler
+from ostraca._failover.background import Failback, HealthProbe, Redial, TransferReconciler
 from ostraca._memory.arena import Arena, ArenaRegistration
 from ostraca._protocol.operations import CALLER_CODES
 from ostraca._protocol.specs import VolumeSpec
 from ostraca.settings import ClientSettings
-from ostraca_fabric.errors import ClosedError, ConnectError, ProtocolError, RefusedError, TransportError
+from ostraca_fabric.errors import (
+    ClosedError,
+    ConnectError,
+    OstracaError,
+    ProtocolError,
+    RefusedError,
+    TransportError,
+)
 from ostraca_fabric.ports.transport import INLINE, ArenaEnd
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.wire.address import Address
@@ -78,6 +85,9 @@ class ConnectionManager:
         self._registration = ArenaRegistration(arena)
         self._reconciler = TransferReconciler(addresses, identity, arena, self._agent_now)
         self._health_probe = HealthProbe(identity, settings, lambda: self.live is None, self.dial_soon)
+        self.redial = Redial(settings, arena, self._dial_lost)
+        """To be started when rows are held back until an agent's report."""
+
         self._ended_agents: set[bytes] = set()
         """Start ids of agents that announced their end."""
 
@@ -155,6 +165,7 @@ class ConnectionManager:
     def close(self) -> None:
         """End the session and stop dialling. Requests under way get Disconnected."""
         self._reconciler.close()
+        self.redial.close()
         self._health_probe.close()
         self._failback.close()
         self._closed.set()
@@ -207,6 +218,13 @@ class ConnectionManager:
                 raise ConnectError(str(error)) from error
             raise
         return self._begin(self._begin_session(channel))
+
+    def _dial_lost(self) -> None:
+        """Dial if the session is lost. A refusal or a dead agent leaves this to the next turn."""
+        try:
+            self.dial(time.monotonic() + self._settings.handshake_s_max)
+        except OstracaError as error:
+            log.debug("no agent takes over from the lost one: %s", error)
 
     def _renew(self, until_s: float) -> None:
         """Withdraw the last session's offer, so that nothing lands through it.

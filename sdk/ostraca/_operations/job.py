@@ -500,7 +500,9 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
         later = partial(run_in_background, "rows", act)
         with self._arena.lock:
             is_later = self._arena.ledger.when_settled(request, later)
-        if not is_later:
+        if is_later:
+            self._runtime.connections.redial.start()
+        else:
             act()
 
     def _caller_memory(self, value: object, *, argument: str, is_written: bool) -> CallerBlocks:

@@ -104,6 +104,11 @@ class Ledger:
         """Whether only a new connection can bring slots out of quarantine."""
         return bool(self.owing_agents)
 
+    @property
+    def has_waiters(self) -> bool:
+        """Whether an act waits for the end of a transfer (``when_settled``)."""
+        return any(entry.acts for entry in self._entries.values())
+
     def take(self, count: int, slot_bytes: int) -> NDArray[np.int64] | None:
         """Take slots for the next request; None if too few are free."""
         return self._pool.take(count, slot_bytes)
