@@ -113,4 +113,4 @@ def test_a_put_takes_its_label_to_the_owner_and_two_requests_never_share_one(
 
 def test_lines_of_no_request_have_no_label(host: FabricThread, log: Lines) -> None:
     logging.getLogger("ostraca_dpu_agent").info("nothing in particular")
-    assert log.lines[-1] == "ostraca_dpu_agent nothing in particular"
+    assert "ostraca_dpu_agent nothing in particular" in log.lines
