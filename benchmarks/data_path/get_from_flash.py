@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from benchmarks.support.conditions import Conditions
 
+    from ostraca_cli.tools.bench.limits import DirectFile
     from ostraca_cli.tools.bench.suite import BenchPlan
     from ostraca_cli.tools.bench.workload import Workload
     from ostraca_fabric.model.chain import Chain
@@ -66,7 +67,7 @@ def _figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
         ),
         (
             f"{what}, {AHEAD} batches under way",
-            measure_gets(plan, conditions.new_directory(), has_fio=has_fio, ahead=AHEAD),
+            measure_gets(plan, conditions.new_directory(), has_fio=has_fio, is_ahead=True),
             some,
         ),
     ]
@@ -79,13 +80,14 @@ def _direct_figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
     what = f"get {batch_text(plan)} from flash, read by the worker"
     directory = conditions.new_directory()
     with (
-        suite.own_workload(plan, directory, dram_bytes=0, is_direct=True) as work,
+        suite.own_workload(plan, directory, dram_bytes=0, batches=AHEAD + 1, is_direct=True) as work,
         suite.direct_file(plan, directory) as file,
     ):
         chains = itertools.cycle([work.stored_chain() for _ in range(suite.FLASH_BATCHES)])
         file.tune_reads()
         case = Comparison("flash", lambda: work.get_views(next(chains)), "O_DIRECT read", file.read)
         finding = measure(case, plan.pace)
+        several = measure(_ahead(work, chains, file), plan.pace)
         with RegionWork(work, may_withhold=True) as region:
             into = Comparison("flash", lambda: region.get(next(chains)), "O_DIRECT read", file.read)
             in_rows = measure(into, plan.pace)
@@ -100,6 +102,7 @@ def _direct_figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
     spent = Measurement("agent", Series(tuple(spent_ms)), "reading a batch", reading)
     return [
         Figure("D2", what, "GB/s", finding, Target(ratio_at_least=0.95)),
+        Figure("D2", f"{what}, {AHEAD} batches under way", "GB/s", several, Target(ratio_at_least=0.95)),
         Figure("D2", f"{what} into a region", "GB/s", in_rows, Target(ratio_at_least=0.95)),
         Figure("D2", f"agent's processor time, {what}", "ms", spent, Target(value_at_most=1.0)),
     ]
@@ -115,26 +118,35 @@ def _agent_ms(work: Workload, chains: Iterator[Chain]) -> float:
 
 
 def measure_gets(
-    plan: BenchPlan, directory: Path, *, has_fio: bool, ahead: int = 1, options: Sequence[str] = ()
+    plan: BenchPlan, directory: Path, *, has_fio: bool, is_ahead: bool = False, options: Sequence[str] = ()
 ) -> Measurement:
     """Measure gets from drives in *directory* beside the best read of a file there.
 
-    *ahead* batches are under way. *options* are those of the fabric.
+    With *is_ahead*, ``AHEAD`` batches are under way. *options* are those of the fabric.
     """
     with (
-        suite.own_workload(plan, directory, dram_bytes=0, batches=ahead + 1, options=options) as work,
+        suite.own_workload(
+            plan, directory, dram_bytes=0, batches=AHEAD + 1 if is_ahead else 2, options=options
+        ) as work,
         suite.direct_file(plan, directory) as file,
     ):
         chains = itertools.cycle([work.stored_chain() for _ in range(suite.FLASH_BATCHES)])
         file.tune_reads()
-        get, read = lambda: work.get_views(next(chains)), file.read
-        if ahead > 1:
-            get = lambda: get_views_ahead(work, chains, batches=_BATCHES, ahead=ahead)  # noqa: E731
-            read = lambda: _BATCHES / sum(1 / file.read() for _ in range(_BATCHES))  # noqa: E731
-        finding = measure(Comparison("flash", get, "O_DIRECT read", read), plan.pace)
+        case = Comparison("flash", lambda: work.get_views(next(chains)), "O_DIRECT read", file.read)
+        finding = measure(_ahead(work, chains, file) if is_ahead else case, plan.pace)
         if shutil.which("fio") and has_fio:
             finding = _beside_the_better(finding, fio_gb_per_s(file.path, seconds=plan.pace.seconds))
     return finding
+
+
+def _ahead(work: Workload, chains: Iterator[Chain], file: DirectFile) -> Comparison:
+    """Return gets of several batches under way, beside reads of as many one after another."""
+    return Comparison(
+        "flash",
+        lambda: get_views_ahead(work, chains, batches=_BATCHES, ahead=AHEAD),
+        "O_DIRECT read",
+        lambda: _BATCHES / sum(1 / file.read() for _ in range(_BATCHES)),
+    )
 
 
 def fio_gb_per_s(path: Path, *, seconds: float) -> float:

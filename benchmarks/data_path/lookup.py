@@ -2,8 +2,8 @@
 
 ADR 0026 explains the target of a millisecond. The first measurement has two agents as processes, with a real
 etcd; the second has two agents in one process. In both, about half of the blocks belong to an owner other
-than the asked agent. A short run omits the first measurement. The round trip is a Ping on a control
-connection of the same kind.
+than the asked agent. In the third, all belong to the asked agent. A short run omits the first measurement.
+The round trip is a Ping on a control connection of the same kind.
 """
 
 from __future__ import annotations
@@ -79,9 +79,10 @@ def run(conditions: Conditions) -> list[Figure]:
             look = pod.agents[0].status()
             if look is None or not any(peer.asks.answered for peer in look.peers):
                 raise MeasureError("the asked agent had nobody to ask")
-    options = ("--agents", "2", "--capacity", str(suite.GIB // 2), "--dram", "0")
-    with running_fabric(conditions.new_directory(), *options) as fabric:
-        figures += _figures(conditions, fabric.address, "owners in one process")
+    for agents, where in ((2, "owners in one process"), (1, "a single owner")):
+        options = ("--agents", str(agents), "--capacity", str(suite.GIB // 2), "--dram", "0")
+        with running_fabric(conditions.new_directory(), *options) as fabric:
+            figures += _figures(conditions, fabric.address, where)
     return figures
 
 

@@ -134,6 +134,11 @@ class Workload:
         into = self._rows[: len(chain)]
         return _checked_get_s(lambda: self.volume.get(chain, into=into, deadline_s=DEADLINE_S))
 
+    def get_one_s(self, chain: Chain, number: int) -> float:
+        """Get a single block of a batch into its row of the caller's memory; return seconds."""
+        block, into = chain[number : number + 1], self._rows[number : number + 1]
+        return _checked_get_s(lambda: self.volume.get(block, into=into, deadline_s=DEADLINE_S))
+
     def _put_rate(self, chain: Chain, ack: Ack, put: Callable[[], PutResult]) -> float:
         spent_s, result = timed(put)
         self.check_put(result)
