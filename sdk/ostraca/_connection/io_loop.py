@@ -8,8 +8,8 @@ A thread waiting for an answer may *lead*: this thread does the turns, so the an
 threads either. The driver leads also while idle: to take over from another thread takes two changes of
 threads, up to 5 ms each beside a busy thread of Python. A leader delivers to all waiting threads
 (``Waiters``), and hands on to another when done. Only one thread does turns at a time. The loop's own thread
-stands back while another leads, and for ``_STAND_BACK_S`` afterwards. While slots are in use and the
-transport's passive side must take part, the loop wakes at the given pace.
+stands back while another leads (``_LED_S``), and for ``_STAND_BACK_S`` afterwards. While slots are in use and
+the transport's passive side must take part, the loop wakes at the given pace.
 
 No caller's thread runs this code: an exception of a signal handler between two bytecodes could leave a lock
 held.
@@ -64,7 +64,8 @@ piece.
 
 _STAND_BACK_S = 0.01
 """How long the loop's thread stands back after a caller has led: a handover per request would cost as much as
-leading saves. No thread reads until then, so messages without a waiting caller are late by this time.
+leading saves. No thread reads until then, so messages without a waiting caller are late by this time, or by
+``_LED_S`` unless the leader calls ``resume``.
 """
 
 _LED_S = 0.1
@@ -229,6 +230,8 @@ class IoLoop:
         """End the connection from any thread; ``on_loss`` follows in the loop's."""
         with self._lock:
             self._shut_down(cause)
+        self._led_until_s = 0.0
+        self._resumed.set()
 
     def stop(self) -> None:
         """End the connection, and wait for the return of ``on_loss``.

@@ -346,6 +346,10 @@ class AgentSession:
         """Return the next item of *reader*, as ``Waiters.wait``."""
         return self._waiters.wait(reader, until_s=until_s)
 
+    def resume_reading(self) -> None:
+        """Let the I/O thread read at once, while the driver is busy elsewhere."""
+        self._loop.resume()
+
     def _has_others(self, reader: object) -> bool:
         with self._arena.lock:
             return any(mailbox.reader is not reader for mailbox in self._mailboxes.values())

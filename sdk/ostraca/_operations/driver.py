@@ -54,8 +54,8 @@ _ROOM_RECHECK_S = 0.05
 
 _DEADLINES_SPARE = 64
 
-_IDLE_S = 3600.0
-"""Longest sleep on a connection: select and poll take no infinite time."""
+_IDLE_S = 1.0
+"""Longest sleep on a connection: a dropped hold does not wake the driver (``SlotHolds.new``)."""
 
 _NO_THREADS = "the process can start no more threads"
 
@@ -138,9 +138,11 @@ class Inbox(Generic[_Entry]):
 
     def put(self, item: _Entry) -> None:
         """Add an item. Never blocks. Finalizers call it too, in the reader's thread before a ``select``."""
-        self.items.put(item)
-        if self.watcher:
-            set_event(self.descriptor)
+        try:
+            self.items.put(item)
+        finally:  # an exception of a signal handler may come in between
+            if self.watcher:
+                set_event(self.descriptor)
 
     def put_news(self, item: _Entry) -> None:
         """Add an item as ``put``: from another thread, or in the reader's own turn, before its next look."""
@@ -189,6 +191,9 @@ class Driver:
         self._starved: dict[Ticket, Job[Any, Any]] = {}
         self._closing: list[End] = []
         self._is_over = False
+        self._read: AgentSession | None = None
+        """Session last waited on."""
+
         self._connecting: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name="ostraca-driver", daemon=True)
         runtime.arena.ledger.listeners.append(self._retry_starved)
@@ -338,6 +343,9 @@ class Driver:
             until_s = min(until_s, now_s + _ROOM_RECHECK_S)
         session = self._connections.session
         item: _Item | None = None
+        if self._read is not None and self._read is not session:
+            self._read.resume_reading()
+        self._read = session
         if session is not None and session.is_alive:
             self._inbox.watcher = threading.get_ident()
             item = session.wait(self._inbox, until_s=min(until_s, now_s + _IDLE_S))

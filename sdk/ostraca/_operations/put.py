@@ -72,6 +72,8 @@ class PutJob(SlotJob[PutSpec, PutResult]):
             log.warning("An agent could not read this process's memory: later puts go through the arena")
 
     def _begin(self, request: int, first: int) -> int:
+        if first and self._session.takes_rows:
+            self._session.resume_reading()  # the agent fetches the earlier window meanwhile
         window_blocks = max(1, self._settings.put_window_bytes // self._slot_bytes)
         filled = self._fill(first, min(self._blocks - first, window_blocks, self._blocks_max))
         if filled is None:

@@ -310,6 +310,17 @@ def test_a_loss_that_a_leader_notices_is_told_at_once(monkeypatch: pytest.Monkey
     scene.close()
 
 
+def test_a_loop_is_stopped_at_once_after_a_leader_has_led_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostraca._connection.io_loop._LED_S", 60.0)
+    scene = LoopScene(None)
+    scene.loop.lead(lambda: False, until_s=time.monotonic() + 0.1)  # the loop's thread looks meanwhile
+    stopping = threading.Thread(target=scene.loop.stop)
+    stopping.start()
+    stopping.join(20)
+    assert not stopping.is_alive()
+    scene.close()
+
+
 def test_a_transport_that_needs_progress_waits_for_no_leader_that_has_stopped(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

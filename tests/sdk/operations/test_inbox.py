@@ -45,6 +45,20 @@ def test_an_item_of_a_finalizer_in_the_readers_thread_wakes_it_and_news_of_its_t
     assert [inbox.get(), inbox.get()] == ["news", "released"]
 
 
+def test_an_item_wakes_the_reader_though_a_signal_handler_raises_behind_it(inbox: Inbox[str]) -> None:
+    class Interrupted:
+        def put(self, item: str) -> None:
+            items.put(item)
+            raise KeyboardInterrupt
+
+    items, inbox.watcher = inbox.items, get_ident()
+    inbox.items = Interrupted()  # type: ignore[assignment]  # the handler runs behind the queue's own call
+    with pytest.raises(KeyboardInterrupt):
+        inbox.put("item")
+    assert is_awake(inbox)
+    assert inbox.get() == "item"
+
+
 def test_nothing_is_written_for_a_reader_that_does_not_sleep_in_select(inbox: Inbox[str]) -> None:
     inbox.put("item")
     inbox.wake()

@@ -156,6 +156,29 @@ def test_views_and_leases_that_are_dropped_give_their_slots_back(client: ostraca
         """All of the arena."""
 
 
+def test_dropped_views_end_though_no_operation_follows(client: ostraca.Client) -> None:
+    volume = opened(client)
+    chain, _ = stored(volume, 4)
+    views = volume.get_views(chain, lengths=BLOCK_BYTES, deadline_s=FAR_S)
+    await_idle_driver(client)
+    assert client._runner._driver.holds._requests
+    del views
+    until_s = time.monotonic() + FAR_S
+    while client._runner._driver.holds._requests:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)  # nothing tells
+
+
+def await_idle_driver(client: ostraca.Client) -> None:
+    """Wait until the driver sleeps on the connection."""
+    session = client._runtime.connections.session
+    assert session is not None
+    until_s = time.monotonic() + FAR_S
+    while not session._loop.is_led:
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+
+
 def test_an_exception_within_a_lease_is_not_hidden_by_arrays_that_its_frames_see(
     client: ostraca.Client,
 ) -> None:
