@@ -102,9 +102,14 @@ class BackgroundTask:
     def _run(self) -> None:
         show_name(self._name)
         pauses_s = self._pauses_s()
-        while self._continues():
-            if not self._closed.wait(next(pauses_s)):
-                self._work()
+        try:
+            while self._continues():
+                if not self._closed.wait(next(pauses_s)):
+                    self._work()
+        except BaseException:
+            with self._changing:  # ``start`` may start another thread
+                self._is_running = False
+            raise
 
     def _continues(self) -> bool:
         with self._changing:

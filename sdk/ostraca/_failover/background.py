@@ -18,7 +18,7 @@ from ostraca._connection.credentials import TokenError
 from ostraca._connection.dial import ClientIdentity, ControlChannel, UnreachableError, dial, say_hello
 from ostraca._memory.arena import Arena
 from ostraca.settings import ClientSettings
-from ostraca_fabric.errors import ConnectError, ProtocolError
+from ostraca_fabric.errors import ConnectError, OstracaError, ProtocolError
 from ostraca_fabric.policies.backoff import Backoff
 from ostraca_fabric.runtime.threads import BackgroundTask
 from ostraca_fabric.sockets.stream import can_be_read
@@ -36,6 +36,9 @@ _LASTED_PAUSES = 2.0
 _AGAIN_S = 1.0
 _DIAL_S = 2.0
 _ANSWER_S = 5.0
+_REDIAL_S = 1.0
+"""Longest dial without an operation: an operation that dials waits for its end."""
+
 _REQUEST = 1
 
 
@@ -211,20 +214,29 @@ class Redial(BackgroundTask):
     its rows may start no operation.
     """
 
-    def __init__(self, settings: ClientSettings, arena: Arena, dial_lost: Callable[[], None]) -> None:
-        """Begin without a thread; *dial_lost* dials if the session is lost."""
-        self._settings = settings
+    def __init__(self, settings: ClientSettings, arena: Arena, dial: Callable[[float], object]) -> None:
+        """Begin without a thread; *dial* dials until a time if the session is lost, and may raise."""
         self._arena = arena
-        super().__init__("redial", dial_lost, is_needed=self._is_awaited, pauses_s=self._redial_pauses_s)
+        self._dial = dial
+        self._backoff = Backoff(settings.redial_s, settings.redial_max_s)
+        super().__init__("redial", self._redial, is_needed=self._is_awaited, pauses_s=self._redial_pauses_s)
 
     def _is_awaited(self) -> bool:
         with self._arena.lock:
             return self._arena.ledger.has_waiters
 
     def _redial_pauses_s(self) -> Iterator[float]:
-        backoff = Backoff(self._settings.redial_s, self._settings.redial_max_s)
+        self._backoff.reset()
         while True:
-            yield backoff.next_s()
+            yield self._backoff.next_s()
+
+    def _redial(self) -> None:
+        try:
+            self._dial(time.monotonic() + _REDIAL_S)
+        except (OstracaError, OSError) as error:
+            log.debug("no agent takes over from the lost one: %s", error)
+        else:
+            self._backoff.reset()
 
 
 class TransferReconciler(BackgroundTask):

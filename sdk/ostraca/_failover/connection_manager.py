@@ -9,6 +9,7 @@ Background work is limited to:
 - the I/O loop of the live session;
 - transfer reconciliation, while earlier agents owe a report on slots;
 - the withdrawal of the last arena offer before a dial, and the preparation of the next offer after a dial;
+- redials, while rows of regions wait for a report on a lost session;
 - failover, failback and health probes, as follows.
 
 An agent announces an orderly end. A thread then connects to a second agent over arena ends of its own, while
@@ -38,7 +39,6 @@ from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import (
     ClosedError,
     ConnectError,
-    OstracaError,
     ProtocolError,
     RefusedError,
     TransportError,
@@ -85,7 +85,7 @@ class ConnectionManager:
         self._registration = ArenaRegistration(arena)
         self._reconciler = TransferReconciler(addresses, identity, arena, self._agent_now)
         self._health_probe = HealthProbe(identity, settings, lambda: self.live is None, self.dial_soon)
-        self.redial = Redial(settings, arena, self._dial_lost)
+        self.redial = Redial(settings, arena, self.dial)
         """To be started when rows are held back until an agent's report."""
 
         self._ended_agents: set[bytes] = set()
@@ -218,13 +218,6 @@ class ConnectionManager:
                 raise ConnectError(str(error)) from error
             raise
         return self._begin(self._begin_session(channel))
-
-    def _dial_lost(self) -> None:
-        """Dial if the session is lost. A refusal or a dead agent leaves this to the next turn."""
-        try:
-            self.dial(time.monotonic() + self._settings.handshake_s_max)
-        except OstracaError as error:
-            log.debug("no agent takes over from the lost one: %s", error)
 
     def _renew(self, until_s: float) -> None:
         """Withdraw the last session's offer, so that nothing lands through it.

@@ -85,6 +85,20 @@ def test_work_needed_again_gets_a_new_thread_and_new_pauses() -> None:
         assert work.series == series
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_an_error_ended_is_followed_by_another() -> None:
+    def fail() -> None:
+        failed.put(None)
+        raise OSError("no descriptors are left")
+
+    failed: SimpleQueue[None] = SimpleQueue()
+    task = BackgroundTask("test-task", fail, is_needed=lambda: True, pauses_s=lambda: repeat(0.0))
+    for _ in range(2):
+        task.start()
+        failed.get(timeout=FAR_S)
+        thread_ends()
+
+
 def test_work_not_needed_starts_no_thread() -> None:
     work = Work()
     work.is_needed = False
