@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +22,13 @@ from ostraca_cli.commands.fabric import COMMAND as FABRIC
 from ostraca_cli.commands.metrics import COMMAND as METRICS
 from ostraca_cli.commands.serve.command import COMMAND as SERVE
 from ostraca_cli.commands.status import COMMAND as STATUS
+from ostraca_cli.commands.status import chosen_address
 from ostraca_cli.commands.up import COMMAND as UP
 from ostraca_cli.program import main
 from ostraca_cli.tools.bench import COMMAND as BENCH
 from ostraca_cli.tools.doctor import COMMAND as DOCTOR
 from ostraca_cli.tools.replay import COMMAND as REPLAY
+from ostraca_fabric.errors import ConnectError
 
 COMMANDS = (
     *(UP, SERVE, STATUS, METRICS, EXPLAIN, DOCTOR, FABRIC, ENCLOSURE, TENANT, VOLUME, SETTINGS, OPERATION),
@@ -128,6 +131,22 @@ def test_status_says_how_to_start_a_fabric_where_none_runs(
         f"ostraca: no fabric runs in {tmp_path}: start one with `ostraca up --dir {tmp_path}`, "
         "or pass the address of an agent\n"
     )
+
+
+def test_the_daemon_of_the_host_is_asked_where_no_address_is_passed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostraca_cli.commands.status.DAEMON_SOCKET", tmp_path / "agent.sock")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = argparse.Namespace(address=None, dir=None)
+    with pytest.raises(ConnectError, match="no fabric runs in"):
+        chosen_address(options)
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(tmp_path / "agent.sock"))
+        daemon.listen()
+        assert chosen_address(options) == f"unix://{tmp_path}/agent.sock"
+        with pytest.raises(ConnectError, match="no fabric runs in"):
+            chosen_address(argparse.Namespace(address=None, dir=tmp_path))
 
 
 def test_status_of_an_address_where_nobody_listens_is_one_sentence(

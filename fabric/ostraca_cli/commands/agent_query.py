@@ -58,7 +58,7 @@ def address_options(flag: str = "") -> tuple[AddOption, ...]:
 
     The address is positional, or the value of *flag*.
     """
-    meaning = "any agent: unix:///path/to/socket, tcp://host:port or tls://host:port"
+    meaning = "any agent, if not this host's: unix:///path/to/socket, tcp://host:port or tls://host:port"
     address = (
         option(flag, dest="address", metavar="ADDRESS", help=meaning)
         if flag

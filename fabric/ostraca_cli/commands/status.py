@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ostraca_cli.command import JSON, Command, option
@@ -22,7 +23,7 @@ from ostraca_cli.commands.agent_query import (
 )
 from ostraca_fabric.errors import AuthenticationError, ConnectError, OstracaError
 from ostraca_fabric.runtime.sentences import counted, named
-from ostraca_fabric.sockets.default_paths import agent_socket, default_directory
+from ostraca_fabric.sockets.default_paths import DAEMON_SOCKET, agent_socket, default_directory
 
 if TYPE_CHECKING:
     from ostraca_fabric.sockets.tls import TlsFiles
@@ -45,29 +46,34 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def chosen_address(options: argparse.Namespace) -> str:
-    """Return the address of an agent.
+    """Return the address of an agent: as passed, of the host's daemon, or of a fabric of ``ostraca up``.
 
-    Raises ConnectError if no fabric runs in the directory, and UsageError if there is no default directory.
+    Raises ConnectError if none runs there, and UsageError if there is no default directory.
     """
     if options.address:
         return str(options.address)
     directory = options.dir or default_directory(os.environ)
-    where = agent_socket(directory, 0)
-    try:
-        # Connect, because a killed fabric leaves its socket file behind.
-        with socket.socket(socket.AF_UNIX) as trial:
-            trial.connect(str(where))
-    except PermissionError as error:
+    forbidden: list[Path] = []
+    for where in (*([] if options.dir else [DAEMON_SOCKET]), agent_socket(directory, 0)):
+        try:
+            # Connect, because a killed fabric leaves its socket file behind.
+            with socket.socket(socket.AF_UNIX) as trial:
+                trial.connect(str(where))
+        except PermissionError:
+            forbidden.append(where)
+        except OSError:
+            continue
+        else:
+            return f"unix://{where}"
+    if forbidden:
         raise ConnectError(
-            f"user {os.getuid()} may not connect to {where}: run as the user of the fabric, or pass --dir "
-            "of your own fabric"
-        ) from error
-    except OSError as error:
-        raise ConnectError(
-            f"no fabric runs in {directory}: start one with `ostraca up --dir {directory}`, "
-            "or pass the address of an agent"
-        ) from error
-    return f"unix://{where}"
+            f"user {os.getuid()} may not connect to {forbidden[0]}: run as the user of the fabric, or pass "
+            "--dir of your own fabric"
+        )
+    raise ConnectError(
+        f"no fabric runs in {directory}: start one with `ostraca up --dir {directory}`, "
+        "or pass the address of an agent"
+    )
 
 
 async def ask_fabric(address: str, token: str = "", files: TlsFiles | None = None) -> FabricStatus:
