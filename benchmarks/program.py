@@ -127,7 +127,7 @@ def _table(figures: Sequence[Figure], *, is_short: bool) -> Table:
             f"{figure.value:.3g} {figure.unit}",
             figure.finding.limit_name,
             f"{figure.limit:.3g} {figure.unit}",
-            f"{figure.finding.ratio:.2f}" if math.isfinite(figure.finding.ratio) else "–",
+            f"{figure.ratio:.2f}" if math.isfinite(figure.ratio) else "–",
             figure.target.text(figure.unit),
             verdict,
         )

@@ -59,10 +59,10 @@ def _figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
         )
     put = f"put {batch} staged, read by the agent"
     return [
-        Figure("D3", f"put {batch} staged, from arena", "GB/s", slots, Target(ratio_at_least=0.80)),
-        Figure("D3", f"put {batch} staged, from memory", "GB/s", memory, Target(ratio_at_least=0.60)),
-        Figure("D3m", f"{put}, from arena", "GB/s", own_slots, Target(ratio_at_least=0.80)),
-        Figure("D3m", f"{put}, from memory", "GB/s", own_memory, Target(ratio_at_least=0.60)),
+        Figure("D3", f"put {batch} staged, from arena", "GB/s", slots, Target(ratio_at_least=0.60)),
+        Figure("D3", f"put {batch} staged, from memory", "GB/s", memory, Target(ratio_at_least=0.50)),
+        Figure("D3m", f"{put}, from arena", "GB/s", own_slots, Target(ratio_at_least=0.60)),
+        Figure("D3m", f"{put}, from memory", "GB/s", own_memory, Target(ratio_at_least=0.50)),
         Figure("D3n", f"put {batch} staged, region beside arena", "GB/s", region, Target(ratio_at_least=1.0)),
     ]
 
