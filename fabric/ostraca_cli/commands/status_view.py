@@ -307,7 +307,7 @@ def _shards(status: FabricStatus) -> Table:
         for shard in agent.shards
     )
     unserved = (
-        (each.shard, "nobody", *["–"] * 4, "unserved" if each.is_overdue else "to be claimed")
+        (each.shard, "none", *["–"] * 4, "unserved" if each.is_overdue else "to be claimed")
         for each in unserved_shards(status)
     )
     return table(

@@ -51,7 +51,7 @@ class Setting:
             return Unit.NONE
         if "bytes" in words:
             return Unit.BYTES_PER_SECOND if words[-1] == "s" else Unit.BYTES
-        if words[-1] == "s":
+        if words[-1] == "s" and "per" not in words:
             return Unit.SECONDS
         return Unit.SHARE if "share" in words else Unit.NONE
 

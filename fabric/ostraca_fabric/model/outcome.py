@@ -32,7 +32,7 @@ class PutState(IntEnum):
     """Not stored; see the reason."""
 
     STAGED = 1
-    """The agent has the bytes. No promise is made, and gets do not find the block yet."""
+    """The agent has the bytes, and promises nothing. Only gets at this agent find the block."""
 
     COMMITTED = 2
     """Listed in a summary on flash, then in the index: the loss of an agent does not lose the block."""

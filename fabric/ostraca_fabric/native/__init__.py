@@ -4,9 +4,8 @@ Python handles requests, waves and I/Os. Work on each *block* (hashing, comparin
 key) is a single call into this library for a whole batch. ``hatch_build.py`` compiles the C files of this
 folder at installation; docs/adr/0010 has the reasons.
 
-Only the modules that define the calls import this module: ``digests``, ``key_table``, ``flash.index``,
-``segmented_lru``, ``wire.passage``, ``stream``, the SDK's ``parts`` and the file drive; the SDK's copy pool
-chooses how to call. The calls take addresses, so callers keep the memory alive during a call.
+Only the modules that define the calls import this module; the SDK's copy pool chooses how to call. The calls
+take addresses, so callers keep the memory alive during a call.
 """
 
 from __future__ import annotations
@@ -173,9 +172,9 @@ def loaded(path: Path) -> tuple[ctypes.CDLL, ctypes.PyDLL]:
             f"{path} was compiled from other sources than the Python beside it (its interface is "
             f"{interface}, and {INTERFACE} is wanted). {_REMEDY} anew"
         )
-    keeping = ctypes.PyDLL(str(path))
+    brief_calls = ctypes.PyDLL(str(path))
     for name, (result, arguments) in _SIGNATURES.items():
-        for function in (getattr(found, name), getattr(keeping, name)):
+        for function in (getattr(found, name), getattr(brief_calls, name)):
             function.restype, function.argtypes = result, arguments
     hashing = ctypes.CDLL(_xxhash.__file__)
     try:
@@ -185,7 +184,7 @@ def loaded(path: Path) -> tuple[ctypes.CDLL, ctypes.PyDLL]:
             f"the xxhash package at {_xxhash.__file__} does not offer {error}: install the one from PyPI"
         ) from error
     found.ostraca_use_xxh3((c_void_p * len(_XXH3))(*functions))
-    return found, keeping
+    return found, brief_calls
 
 
 def _widest(hashing: ctypes.CDLL, name: str) -> Any:  # noqa: ANN401 (ctypes has no type for a function's address)

@@ -1,6 +1,6 @@
 """Copy pool: verification, tags and copies of blocks, shared among threads.
 
-Verifying and copying a wave are calls into C, without the interpreter lock. The client's driver cuts a large
+Verifying and copying a wave are calls into C, without the GIL unless brief. The client's driver cuts a large
 wave at block boundaries into shares. The driver and every free helper take shares in order until none is
 left. When time runs out, the processed blocks are therefore mostly the front of the wave: the most valuable
 part of a prefix. The owner never waits for a busy helper, only for shares under way.

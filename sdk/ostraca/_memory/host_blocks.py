@@ -311,8 +311,8 @@ class HostBlocks:
         """Copy blocks from *first* on into *memory*, and return their tags.
 
         *memory* is a flat array; each block goes to its offset. *offsets* and *seeds* have shape (n,), tags
-        (n, 16). Tags are computed from the caller's bytes, not from the copies. Releases the GIL. Raises
-        ValueError for a block beyond *memory*.
+        (n, 16). Tags are computed from the caller's bytes, not from the copies. Raises ValueError for a
+        block beyond *memory*.
         """
         count = len(offsets)
         assert 0 <= first <= first + count <= len(self.lengths), "as many blocks as were checked"
@@ -358,8 +358,7 @@ class HostBlocks:
 
         *positions* selects the blocks. All columns have shape (n,), *tags* (n, 16). No block is begun at or
         after *until_s* on the clock of ``time.monotonic``. Returns a ``BlockVerdict`` for each block;
-        without GOOD, the caller's memory is unchanged. Releases the GIL. Raises ValueError for a block beyond
-        *memory*.
+        without GOOD, the caller's memory is unchanged. Raises ValueError for a block beyond *memory*.
 
         Blocks with a *source* are copied into *memory* from there first. A failed copy is noted in the
         source's errors, and blocks after it are UNSEEN.

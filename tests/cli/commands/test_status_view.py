@@ -213,15 +213,15 @@ def test_what_nobody_serves_is_shown_with_what_agents_know_of_it() -> None:
     )
     text = " ".join(shown(FabricStatus((first, second), (("agent-2", "unix:///c", "gone"),))).split())
     for words in (
-        "e/d9/0 nobody – – – – unserved",
-        "e/d8/0 nobody – – – – unserved",
+        "e/d9/0 none – – – – unserved",
+        "e/d8/0 none – – – – unserved",
         f"e/d9/0 has been unserved for 34 s, and blocks there are misses. agent-0: {gone}.",
         f"for 35 s, and blocks there are misses. agent-0: {alien}; agent-1: {alien}.",
         "agent-0: drive e/d6 is unusable: this host has no path to drive e/d6.",
         "agent-2: no answer from unix:///c: gone; owner of 1 shard",
     ):
         assert words in text
-    assert "e/d7/0 nobody" not in text
+    assert "e/d7/0 none" not in text
     assert "drive e/d9 can't be used" not in text, "it was said already"
 
 

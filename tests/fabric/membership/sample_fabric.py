@@ -83,7 +83,7 @@ REPORT = EnclosureReport(
         ),
     ),
     hosts=("nqn.2025-01.io.ostraca:host-1",),
-    sentence="I export 1 drive and have nothing to change.",
+    sentence="1 of 1 drives exported to 1 host at rdma://10.0.8.1:4420, tcp://10.0.9.1:4420",
     unix_s=1767225600.0,
 )
 EPOCH = PlacementEpoch(8)
