@@ -115,12 +115,17 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Made:
     return Made(monkeypatch)
 
 
+@pytest.fixture
+def standing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the I/O thread of a connection stand back for good, unless the leader resumes it."""
+    monkeypatch.setattr("ostraca._connection.io_loop._LED_S", 10 * FAR_S)
+
+
+@pytest.mark.usefixtures("standing_back")
 @pytest.mark.parametrize("front_end", sorted(FRONT_ENDS))
 def test_what_is_under_way_ends_at_the_agent_that_leaves_and_what_is_new_goes_to_another(
-    two: Two, front_end: str, monkeypatch: pytest.MonkeyPatch
+    two: Two, front_end: str
 ) -> None:
-    # The driver has led the first connection, and from then on leads the second.
-    monkeypatch.setattr("ostraca._connection.io_loop._LED_S", 10 * FAR_S)
     chain, source = stored(two.volume, 2)
     held = Held(two.first, Get)
     with FRONT_ENDS[front_end](two.client, two.volume) as volume, ThreadPoolExecutor(1) as threads:
