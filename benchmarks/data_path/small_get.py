@@ -39,11 +39,11 @@ def run(conditions: Conditions) -> list[Figure]:
         chain = suite.resident_chain(work)
 
         def beside_memcpy(worker: Workload) -> Measurement:
-            return _beside(memcpy, lambda: worker.get_s(chain[:1]), plan)
+            return _beside(lambda: worker.get_s(chain[:1]), memcpy.turn, plan)
 
         def beside_memory(worker: Workload) -> Measurement:
             numbers = itertools.cycle(range(plan.blocks))
-            return _beside(memcpy_of_all, lambda: worker.get_one_s(chain, next(numbers)), plan)
+            return _beside(lambda: worker.get_one_s(chain, next(numbers)), memcpy_of_all.turn_of_one, plan)
 
         found, copied = beside_memcpy(work), beside_memcpy(own)
         from_memory, copied_from_memory = beside_memory(work), beside_memory(own)
@@ -58,13 +58,13 @@ def run(conditions: Conditions) -> list[Figure]:
     ]
 
 
-def _beside(memcpy: Memcpy, get_s: Callable[[], float], plan: BenchPlan) -> Measurement:
+def _beside(get_s: Callable[[], float], memcpy: Callable[[], float], plan: BenchPlan) -> Measurement:
     return measure(
         Comparison(
             "one block",
             lambda: get_s() * MS,
             "memcpy of a block",
-            lambda: plan.block_bytes / GB / memcpy.turn() * MS,
+            lambda: plan.block_bytes / GB / memcpy() * MS,
         ),
         plan.pace,
     )

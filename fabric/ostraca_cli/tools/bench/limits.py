@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -31,10 +32,17 @@ class Memcpy:
         )
         source[:] = 1
         self._pairs = list(zip(target, source, strict=True))
+        self._next = itertools.cycle(self._pairs)
+        self._block_bytes = block_bytes
 
     def turn(self) -> float:
         """Copy the batch; return GB/s."""
         return gb_per_s(self._bytes, self._copy)
+
+    def turn_of_one(self) -> float:
+        """Copy the next block of the batch; return GB/s."""
+        target, source = next(self._next)
+        return gb_per_s(self._block_bytes, lambda: np.copyto(target, source))
 
     def _copy(self) -> None:
         for target, source in self._pairs:
@@ -43,6 +51,7 @@ class Memcpy:
     def close(self) -> None:
         """Free the memory."""
         self._pairs.clear()
+        self._next = itertools.cycle(self._pairs)
         for memory in self._memories:
             memory.close()
 
