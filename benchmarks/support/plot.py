@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 DOTS_MAX = 200
 OURS, LIMITS = "#0b6e99", "#9a9a9a"
 _PANEL_INCHES = (3.0, 3.2)
+_COLUMNS_MAX = 5
 _TITLE_CHARACTERS = 38
 
 
@@ -28,11 +30,15 @@ def draw(figures: Sequence[Figure], path: Path) -> None:
     """Write an SVG, with equal bytes for equal values."""
     width, height = _PANEL_INCHES
     with mpl.rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none", "font.size": 8}):
+        columns = min(len(figures), _COLUMNS_MAX)
+        rows = math.ceil(len(figures) / columns)
         canvas, panels = plt.subplots(
-            1, len(figures), figsize=(width * len(figures), height), layout="constrained", squeeze=False
+            rows, columns, figsize=(width * columns, height * rows), layout="constrained", squeeze=False
         )
-        for panel, figure in zip(panels[0], figures, strict=True):
+        for panel, figure in zip(panels.flat, figures, strict=False):
             _panel(panel, figure)
+        for panel in panels.flat[len(figures) :]:
+            panel.set_visible(False)
         canvas.savefig(path, format="svg", metadata={"Date": None}, dpi=200)
         plt.close(canvas)
 
@@ -58,7 +64,7 @@ def _panel(panel: Axes, figure: Figure) -> None:
     panel.set_ylabel(figure.unit)
     wanted = figure.target.text(figure.unit)
     is_ratio = figure.target.value_at_most is None
-    of_limit = f"{found.ratio:.2f} of the limit, " if is_ratio else ""
+    of_limit = f"{figure.ratio:.2f} of the limit, " if is_ratio else ""
     name = textwrap.fill(figure.name, _TITLE_CHARACTERS)
     panel.set_title(f"{figure.row}\n{name}\n{of_limit}target {wanted}", fontsize="medium")
     panel.spines[["top", "right"]].set_visible(False)
