@@ -137,7 +137,9 @@ def test_the_daemon_of_the_host_is_asked_where_no_address_is_passed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ostraca_cli.commands.status.DAEMON_SOCKET", tmp_path / "agent.sock")
-    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    own = tmp_path / "state" / "ostraca" / "agent-0.sock"
+    own.parent.mkdir(parents=True)
     options = argparse.Namespace(address=None, dir=None)
     with pytest.raises(ConnectError, match="no fabric runs in"):
         chosen_address(options)
@@ -145,6 +147,10 @@ def test_the_daemon_of_the_host_is_asked_where_no_address_is_passed(
         daemon.bind(str(tmp_path / "agent.sock"))
         daemon.listen()
         assert chosen_address(options) == f"unix://{tmp_path}/agent.sock"
+        with socket.socket(socket.AF_UNIX) as fabric:
+            fabric.bind(str(own))
+            fabric.listen()
+            assert chosen_address(options) == f"unix://{own}", "one's own fabric comes first"
         with pytest.raises(ConnectError, match="no fabric runs in"):
             chosen_address(argparse.Namespace(address=None, dir=tmp_path))
 

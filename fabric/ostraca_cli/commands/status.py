@@ -21,7 +21,7 @@ from ostraca_cli.commands.agent_query import (
     chosen_token,
     query_agent,
 )
-from ostraca_fabric.errors import AuthenticationError, ConnectError, OstracaError
+from ostraca_fabric.errors import AuthenticationError, ConnectError, OstracaError, UsageError
 from ostraca_fabric.runtime.sentences import counted, named
 from ostraca_fabric.sockets.default_paths import DAEMON_SOCKET, agent_socket, default_directory
 
@@ -46,15 +46,22 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def chosen_address(options: argparse.Namespace) -> str:
-    """Return the address of an agent: as passed, of the host's daemon, or of a fabric of ``ostraca up``.
+    """Return the address of an agent: as passed, of a fabric of ``ostraca up``, or of the host's daemon.
 
-    Raises ConnectError if none runs there, and UsageError if there is no default directory.
+    Raises ConnectError if none runs there, and UsageError if there is no default directory either.
     """
     if options.address:
         return str(options.address)
-    directory = options.dir or default_directory(os.environ)
+    sockets, obstacle = list[Path](), None
+    try:
+        directory = options.dir or default_directory(os.environ)
+        sockets.append(agent_socket(directory, 0))
+    except UsageError as error:
+        obstacle = error
+    if not options.dir:
+        sockets.append(DAEMON_SOCKET)
     forbidden: list[Path] = []
-    for where in (*([] if options.dir else [DAEMON_SOCKET]), agent_socket(directory, 0)):
+    for where in sockets:
         try:
             # Connect, because a killed fabric leaves its socket file behind.
             with socket.socket(socket.AF_UNIX) as trial:
@@ -70,6 +77,8 @@ def chosen_address(options: argparse.Namespace) -> str:
             f"user {os.getuid()} may not connect to {forbidden[0]}: run as the user of the fabric, or pass "
             "--dir of your own fabric"
         )
+    if obstacle is not None:
+        raise obstacle
     raise ConnectError(
         f"no fabric runs in {directory}: start one with `ostraca up --dir {directory}`, "
         "or pass the address of an agent"

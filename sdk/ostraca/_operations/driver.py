@@ -421,6 +421,8 @@ class Driver:
         return True
 
     def _begin_at(self, opened: OpenedVolume, job: Job[Any, Any]) -> None:
+        if opened[0] is not self._connections.session:
+            opened[0].resume_reading()  # the dial's thread has led the connection meanwhile
         is_begun = self._try(job, partial(job.begin, *opened, _JobMailbox(job, self._inbox), self.holds))
         if not is_begun and not job.has_begun:
             opened[0].release()

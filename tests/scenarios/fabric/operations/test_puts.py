@@ -12,11 +12,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.support.fabric.fabric_host import FabricThread, content, empty, hashes, volume_of
+from tests.support.fabric.fabric_host import (
+    BLOCK_BYTES,
+    SMALL,
+    FabricThread,
+    content,
+    empty,
+    hashes,
+    volume_of,
+)
 
 from ostraca import Ack, BlockState, PutState, Reason, Volume
+from ostraca._connection.session import AgentSession
+from ostraca._operations.put import PutFromJob
 from ostraca_cli.testing import small_plan
 from ostraca_fabric.drives.file_drive import FileDrive
+from ostraca_fabric.wire.messages import Fetch
 
 BLOCKS = 8
 
@@ -46,6 +57,32 @@ def test_a_second_put_of_a_block_is_exists_and_writes_nothing(host: FabricThread
         assert volume.get(chain, into=into, deadline_s=10).hits == BLOCKS
         assert np.array_equal(into, content(BLOCKS)), "the first put's bytes"
     assert committed(host) == BLOCKS
+
+
+def test_the_agent_fetches_a_window_of_a_put_while_the_next_is_gathered(
+    host: FabricThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_fetched, fetched_early = threading.Event(), list[bool]()
+    answer, fill = AgentSession._answer, PutFromJob._fill
+
+    def answering(session: AgentSession, fetch: Fetch) -> None:
+        answer(session, fetch)
+        is_fetched.set()
+
+    def filling(job: PutFromJob, first: int, wanted: int) -> object:
+        if first:
+            fetched_early.append(is_fetched.wait(10))
+        return fill(job, first, wanted)
+
+    monkeypatch.setattr(AgentSession, "_answer", answering)
+    monkeypatch.setattr(PutFromJob, "_fill", filling)
+    monkeypatch.setattr("ostraca._connection.io_loop._LED_S", 60.0)
+    with host.connect(replace(SMALL, put_window_bytes=BLOCKS // 2 * BLOCK_BYTES)) as client:
+        volume = volume_of(client)
+        chain = volume.chain(hashes(BLOCKS))
+        put = volume.put(chain, source=content(BLOCKS), deadline_s=40, ack=Ack.COMMITTED)
+    assert set(put.states) == {PutState.COMMITTED}
+    assert fetched_early == [True]
 
 
 @pytest.mark.parametrize("flushes", [True, False])
