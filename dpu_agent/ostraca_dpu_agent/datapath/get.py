@@ -273,14 +273,13 @@ class GetRun(TransferRun[Get]):
         """Deliver the blocks that no wave of memory delivers."""
         if not wanted.any():
             return
-        context, drives = self._context, self._direct_drives()
-        locations = NO_LOCATIONS
+        context, locations = self._context, NO_LOCATIONS
         try:
             locations = await self._locate(wanted)
             is_alone = not context.staging.holds(self._worker)
             per_part = context.blocks_per_part(self._slot_bytes, is_alone=is_alone)
             found = self._admit(locations, per_part)
-            if drives and not self._deadline.is_over():
+            if drives := self._direct_drives():
                 found = self._leave_drives(locations, found, drives)
             if len(found):
                 plan = ReadPlan.of(
@@ -419,7 +418,7 @@ class GetRun(TransferRun[Get]):
         return admitted
 
     def _direct_drives(self) -> Mapping[DriveId, int]:
-        """Return the drives that the worker may read itself: once per get."""
+        """Return the drives that the worker may read itself: once per get, right before ``_leave_drives``."""
         drives, tenant, context = self._worker.direct_drives, self._worker.tenant, self._context
         if not drives or len(self._offered) or not self._may_leave_reads():
             return {}

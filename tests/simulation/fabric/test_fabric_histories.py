@@ -45,6 +45,13 @@ def test_no_history_of_a_fabric_shows_what_must_never_be(batch: int) -> None:
         play(seed, steps)
 
 
+@pytest.mark.parametrize(
+    "seed", [pytest.param(901, id="stale owner"), pytest.param(20864, id="direct reads beyond the limit")]
+)
+def test_histories_that_failed_once_are_right(seed: int) -> None:
+    play(seed, STEPS)
+
+
 def test_a_seed_tells_all_of_a_fabrics_history() -> None:
     assert play(7) == play(7)
     assert play(7) != play(8)

@@ -59,11 +59,11 @@ class LentRows:
     def give_back(self, source: Sequence[NDArray[np.uint8]] = ()) -> int:
         """End the use of the rows, once their operation has ended; no row is withheld.
 
-        *source*: what a put had in them.
+        *source*: what a put had in them. Late bytes of a lying data plane may have landed there.
         """
         self.check_unused()
         for row, block in enumerate(source):
-            if self.block(row) != block.tobytes():
+            if not self._region.is_lied_to and self.block(row) != block.tobytes():
                 raise ViolationError("bytes landed in a row of a put")
         self._region.give(self.blocks)
         return 0
@@ -99,7 +99,7 @@ class WatchedRegion:
     def __init__(self, dice: random.Random, share: float, *, is_lied_to: bool = False) -> None:
         self._dice = dice
         self._share = share
-        self._is_lied_to = is_lied_to
+        self.is_lied_to = is_lied_to
         self._rows = np.full((_ROWS, BLOCK_BYTES), _POISON, np.uint8)
         self.offered = RegionMemory(self._rows, None, may_withhold=True)
         """For its offer to agents."""
@@ -139,7 +139,7 @@ class WatchedRegion:
         """Take rows back that are released, those of the blocks *at* positions."""
         numbers = blocks.numbers[at].tolist()
         for number, length in zip(numbers, blocks.lengths[at].tolist(), strict=True):
-            if not self._is_lied_to and (self._rows[number, length:] != _POISON).any():
+            if not self.is_lied_to and (self._rows[number, length:] != _POISON).any():
                 raise ViolationError(f"bytes landed behind a block of {length} bytes in row {number}")
         self._rows[numbers] = _POISON
         self._free += numbers
