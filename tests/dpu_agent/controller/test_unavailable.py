@@ -129,7 +129,7 @@ async def test_live_agents_report_unowned_shards_of_a_dead_agent() -> None:
         seen = FabricStatus((second.status(),), (("agent-0", "unix:///a", "it is gone"),))
         assert [each.shard for each in unserved_shards(seen) if each.is_overdue] == [SHARD]
         text = " ".join(shown(seen).split())
-        assert f"{SHARD} nobody – – – – unserved" in text
+        assert f"{SHARD} none – – – – unserved" in text
         assert f"agent-1: {MISSING}." in text
 
 

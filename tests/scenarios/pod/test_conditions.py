@@ -52,4 +52,4 @@ def test_a_drive_that_is_not_there_is_named_with_its_shards_and_the_command_fail
     told = command("status", agent.address)
     assert told.returncode == 1
     assert "ostraca: 1 shard not served by any agent: enclosure-0/drive-1/0" in told.stderr
-    assert "nobody" in told.stdout
+    assert "none – – – – unserved" in " ".join(told.stdout.split())
