@@ -191,7 +191,7 @@ class Driver:
         self._starved: dict[Ticket, Job[Any, Any]] = {}
         self._closing: list[End] = []
         self._is_over = False
-        self._read: AgentSession | None = None
+        self._waited_on: AgentSession | None = None
         """Session last waited on."""
 
         self._connecting: threading.Thread | None = None
@@ -343,9 +343,9 @@ class Driver:
             until_s = min(until_s, now_s + _ROOM_RECHECK_S)
         session = self._connections.session
         item: _Item | None = None
-        if self._read is not None and self._read is not session:
-            self._read.resume_reading()
-        self._read = session
+        if self._waited_on is not None and self._waited_on is not session:
+            self._waited_on.resume_reading()
+        self._waited_on = session
         if session is not None and session.is_alive:
             self._inbox.watcher = threading.get_ident()
             item = session.wait(self._inbox, until_s=min(until_s, now_s + _IDLE_S))

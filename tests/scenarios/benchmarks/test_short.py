@@ -156,4 +156,6 @@ def test_a_target_asks_for_a_ratio_or_for_a_value(target: Target, is_met: bool) 
 
 def test_a_figure_of_a_quantile_is_that_quantile() -> None:
     finding = Measurement("x", Series(tuple(map(float, range(1, 101)))), "y", Series((1.0,) * 100))
-    assert Figure("D0", "x", "ms", finding, Target(value_at_most=1.0), quantile=0.99).value == 100.0
+    figure = Figure("D0", "x", "ms", finding, Target(ratio_at_most=99), quantile=0.99)
+    assert figure.value == figure.ratio == 100.0
+    assert not figure.is_met
