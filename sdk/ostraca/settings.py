@@ -127,6 +127,11 @@ class ClientSettings:
     this can't work, blocks take their way through the arena. Never run on a GPU.
     """
 
+    caller_connections: bool = True
+    """Whether callers' threads do blocking lookups themselves, on up to four further connections. The first
+    opens after a few lookups. Otherwise the client's own thread does all lookups.
+    """
+
     submitted_max: int = 4096
     """Operations submitted and not yet taken. Further operations are declined at once as OVERLOADED, so that
     memory stays bounded if a caller never takes results.

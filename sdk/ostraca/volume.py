@@ -103,7 +103,7 @@ class Volume:
         With *is_counted* False, the lookup is no read of the blocks found, and part of no statistics: for
         programs that watch blocks.
         """
-        return self._runner.run(
+        return self._runner.look_up(
             LookupJob(
                 self._runtime,
                 LookupSpec(

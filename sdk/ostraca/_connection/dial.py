@@ -39,12 +39,12 @@ from ostraca_fabric.ports.transport import ArenaEnd
 from ostraca_fabric.runtime.os_errors import state_and_remedy
 from ostraca_fabric.runtime.process_memory import MemoryProof
 from ostraca_fabric.sockets.default_paths import DAEMON_SOCKET, TLS_VARIABLES, agent_socket, default_directory
-from ostraca_fabric.sockets.stream import ByteStream, be_watchful
+from ostraca_fabric.sockets.stream import ByteStream, be_watchful, can_be_read
 from ostraca_fabric.wire.address import Address, TlsAddress, UnixAddress, parse_address
-from ostraca_fabric.wire.codec import HELLO_ANSWER
+from ostraca_fabric.wire.codec import HELLO_ANSWER, TO_WORKER
 from ostraca_fabric.wire.frames import BulkEnd, FrameReader, Passage, encode
 from ostraca_fabric.wire.handshake import WORKER, accepted, hello_for
-from ostraca_fabric.wire.messages import Hello, Refused, Welcome, WorkerMemory
+from ostraca_fabric.wire.messages import Hello, Message, Refused, Welcome, WorkerMemory
 
 if TYPE_CHECKING:
     from ostraca_fabric.sockets.tls import Tls
@@ -70,6 +70,31 @@ class ControlChannel:
     reader: FrameReader
     welcome: Welcome
     address: Address
+
+    def ask(self, question: Message, *, until_s: float) -> Message | None:
+        """Send a message, and return the next message; None without any by *until_s*.
+
+        For the only user of a connection without arena. Raises OSError for a lost connection, else
+        ProtocolError.
+        """
+        stream = self.stream
+        stream.send_first(encode(question), until_s=until_s)
+        while stream.has_pending or can_be_read(stream, until_s=until_s):
+            try:
+                count, _ = stream.receive(self.reader)
+            except BlockingIOError:
+                continue
+            if not count:
+                raise ConnectionResetError("the agent closed the connection")
+            for event in self.reader.received(count):
+                if not isinstance(event, bytes):
+                    raise (
+                        event
+                        if isinstance(event, ProtocolError)
+                        else ProtocolError("bulk bytes without arena")
+                    )
+                return TO_WORKER.decode(event)
+        return None
 
 
 class NoAnswerError(ConnectError):
@@ -106,6 +131,10 @@ class ClientIdentity:
 
     proof: MemoryProof | None = None
     """Shown to agents at unix sockets, which may then read puts out of this process's memory."""
+
+    def without_arena(self) -> ClientIdentity:
+        """Return the identity for a connection beside the client's own, which moves no blocks."""
+        return replace(self, ends={}, features=(), proof=None)
 
     def hello(self, token: str, address: Address) -> Hello:
         """Build the first message of a connection to an address."""
@@ -235,9 +264,7 @@ def say_hello(address: Address, identity: ClientIdentity, *, within_s: float) ->
 
     Raises as ``dial``.
     """
-    channel = dial(
-        [address], replace(identity, ends={}, features=(), proof=None), until_s=time.monotonic() + within_s
-    )
+    channel = dial([address], identity.without_arena(), until_s=time.monotonic() + within_s)
     channel.stream.close()
     return channel.welcome
 

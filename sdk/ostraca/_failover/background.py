@@ -10,8 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
-from dataclasses import replace
+from contextlib import closing
 from itertools import chain, repeat
 
 from ostraca._connection.credentials import TokenError
@@ -21,10 +20,7 @@ from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import ConnectError, OstracaError, ProtocolError
 from ostraca_fabric.policies.backoff import Backoff
 from ostraca_fabric.runtime.threads import BackgroundTask
-from ostraca_fabric.sockets.stream import can_be_read
 from ostraca_fabric.wire.address import Address
-from ostraca_fabric.wire.codec import TO_WORKER
-from ostraca_fabric.wire.frames import encode
 from ostraca_fabric.wire.messages import PastSettled, SettlePast
 
 log = logging.getLogger("ostraca")
@@ -256,7 +252,7 @@ class TransferReconciler(BackgroundTask):
     ) -> None:
         """Begin without questions; *agent_now* names the current agent."""
         self._addresses = addresses
-        self._identity = replace(identity, ends={}, features=())
+        self._identity = identity.without_arena()
         self._arena = arena
         self._agent_now = agent_now
         super().__init__(
@@ -297,18 +293,8 @@ class TransferReconciler(BackgroundTask):
 
 def _ask_settled(channel: ControlChannel, *, until_s: float) -> bool:
     """Tell whether the agent reports by *until_s* that no transfer is under way."""
-    stream, reader = channel.stream, channel.reader
     try:
-        stream.send_first(encode(SettlePast(_REQUEST)), until_s=time.monotonic() + _DIAL_S)
-        while time.monotonic() < until_s:
-            if not (stream.has_pending or can_be_read(stream, until_s=until_s)):
-                break
-            with suppress(BlockingIOError):
-                count, _ = stream.receive(reader)
-                if not count:
-                    break
-                for event in reader.received(count):
-                    return isinstance(event, bytes) and isinstance(TO_WORKER.decode(event), PastSettled)
+        return isinstance(channel.ask(SettlePast(_REQUEST), until_s=until_s), PastSettled)
     except (OSError, ProtocolError) as error:
         log.debug("no report on earlier transfers from %s: %s", channel.welcome.agent, error)
     return False

@@ -10,6 +10,7 @@ Background work is limited to:
 - transfer reconciliation, while earlier agents owe a report on slots;
 - the withdrawal of the last arena offer before a dial, and the preparation of the next offer after a dial;
 - redials, while rows of regions wait for a report on a lost session;
+- connections of callers, after some blocking lookups;
 - failover, failback and health probes, as follows.
 
 An agent announces an orderly end. A thread then connects to a second agent over arena ends of its own, while
@@ -28,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from ostraca._connection.caller_connections import CallerConnections
 from ostraca._connection.dial import ClientIdentity, ControlChannel, UnreachableError, dial
 from ostraca._connection.rpc import ask
 from ostraca._connection.session import AgentSession
@@ -87,6 +89,9 @@ class ConnectionManager:
         self._health_probe = HealthProbe(identity, settings, lambda: self.live is None, self.dial_soon)
         self.redial = Redial(settings, arena, self.dial)
         """To be started when rows are held back until an agent's report."""
+
+        self.callers = CallerConnections(identity, settings)
+        """Connections on which callers do blocking lookups themselves."""
 
         self._ended_agents: set[bytes] = set()
         """Start ids of agents that announced their end."""
@@ -168,6 +173,7 @@ class ConnectionManager:
         self.redial.close()
         self._health_probe.close()
         self._failback.close()
+        self.callers.close()
         self._closed.set()
         with self._dialling:
             self._registration.close()
@@ -256,6 +262,7 @@ class ConnectionManager:
         self.unreachable_because = ""
         self._registration.note_offer()
         self.session = session
+        self.callers.use(session)
         self._reconciler.start()
         if session.transport != INLINE and len(self._addresses) > 1:
             self._registration.prepare(session.transport, self._settings.spare_after_s)

@@ -220,6 +220,12 @@ class Driver:
         if self._is_over:
             self._refuse_all()
 
+    def post_later(self, action: RunAction) -> None:
+        """Post an action that can wait until the driver looks again: within ``_IDLE_S``."""
+        self._inbox.items.put(action)
+        if self._is_over:
+            self._refuse_all()
+
     def _queued_items(self) -> Iterator[_Item]:
         """Take the items in the inbox. Several threads may do so at once."""
         with contextlib.suppress(Empty):
@@ -486,7 +492,7 @@ class Driver:
         try:
             job.close()
             if error is None:
-                self._runtime.meter.count(job)
+                self._runtime.meter.count(job, time.monotonic() - job.begun_s)
                 result = job.result()
         except Exception as another:  # noqa: BLE001 (delivered, and tells of the first)
             error = another

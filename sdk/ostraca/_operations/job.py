@@ -97,12 +97,12 @@ class Meter:
         self.saved_s = 0.0
         self._hit_watches = HitWatches(_VOLUMES_WATCHED_MAX)
 
-    def count(self, job: Job[OperationSpec, object]) -> None:
-        """Count an ended job."""
+    def count(self, job: Job[OperationSpec, object], took_s: float) -> None:
+        """Count an ended job, which took *took_s*."""
         spec, outcomes, lengths = job.spec, job.outcomes, job.lengths
         if isinstance(spec, LookupSpec) and not spec.is_counted:
             return
-        record, took_s = spec.volume.record, time.monotonic() - job.begun_s
+        record = spec.volume.record
         tally, (states, reasons) = self.tallies[spec.operation], outcomes.encode()
         if lengths is not None:
             moved = _HIT if isinstance(spec, GetSpec) else _STORED

@@ -14,10 +14,11 @@ from ostraca._protocol.operations import BlockOperation, windows
 from ostraca._protocol.specs import LookupSpec, PrefetchSpec
 from ostraca.results import BlockOutcomes, LookupResult, PrefetchResult
 
+_Spec_co = TypeVar("_Spec_co", LookupSpec, PrefetchSpec, covariant=True)
 _Result_co = TypeVar("_Result_co", covariant=True)
 
 
-class AgentJob(Job[LookupSpec | PrefetchSpec, _Result_co]):
+class AgentJob(Job[_Spec_co, _Result_co]):
     """Base of jobs done by the agent alone."""
 
     def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
@@ -33,7 +34,7 @@ class AgentJob(Job[LookupSpec | PrefetchSpec, _Result_co]):
         return self._submit(BlockOperation(message, until_s=self.until_s, at=at))
 
 
-class PrefetchJob(AgentJob[PrefetchResult]):
+class PrefetchJob(AgentJob[PrefetchSpec, PrefetchResult]):
     """Prefetch of blocks into an agent's memory."""
 
     def result(self) -> PrefetchResult:
@@ -41,8 +42,17 @@ class PrefetchJob(AgentJob[PrefetchResult]):
         return PrefetchResult(*self.outcomes.encode(), self.outcomes.note)
 
 
-class LookupJob(AgentJob[LookupResult]):
+class LookupJob(AgentJob[LookupSpec, LookupResult]):
     """Lookup of the blocks available now."""
+
+    lacks_connection = False
+    """Whether the caller waits here because no connection of callers was free."""
+
+    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
+        """Begin as ``AgentJob.begin``. A later lookup of one request may find a connection of callers."""
+        super().begin(session, handle, mailbox, holds)
+        if self.lacks_connection and len(self._windows) == 1:
+            self._runtime.connections.callers.want_another()
 
     def result(self) -> LookupResult:
         """Build the result, with a part for each chain."""

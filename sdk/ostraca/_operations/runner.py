@@ -26,8 +26,10 @@ from ostraca._memory.views import SlotHolds
 from ostraca._operations.completions import Ticket
 from ostraca._operations.driver import CancelJob, Driver, EndClient, RunAction
 from ostraca._operations.job import Deliver, Job, Runtime
+from ostraca._operations.lookup import LookupJob
 from ostraca._protocol.operations import blocks_per_request, windows
 from ostraca._protocol.specs import VolumeSpec, check_batch, checked_chain, checked_chains, checked_seconds
+from ostraca.results import LookupResult
 from ostraca_fabric.errors import ConnectError, OstracaError, RefusedError, UsageError
 from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.telemetry.explain import BlockExplanation
@@ -209,6 +211,24 @@ class JobRunner:
             call.outlast(lambda: self._driver.post(CancelJob(job.ticket, call.end)))
             raise
         return call.take()
+
+    def look_up(self, job: LookupJob) -> LookupResult:
+        """Look blocks up in this thread, if a connection of callers is free; else as ``run``."""
+        self.runtime.check_open()
+        outcomes = self.runtime.connections.callers.look_up(job.spec, job.until_s)
+        if outcomes is None:
+            job.lacks_connection = True
+            return self.run(job)
+        job.outcomes = outcomes
+        self._driver.post_later(RunAction(partial(self._count, job, time.monotonic()), Call().end))
+        return job.result()
+
+    def _count(self, job: LookupJob, ended_s: float) -> None:
+        """Count a lookup of a caller's thread. In the driver's thread."""
+        self.runtime.meter.count(job, ended_s - job.begun_s)
+        session = self.runtime.connections.session
+        if ended_s >= job.until_s and session is not None:
+            session.report_late(job.begun_s)
 
     def submit(self, job: Job[Any, Any], deliver: Deliver | None = None) -> Ticket:
         """Start a job, and pass its result to *deliver*; without, to the queue of completions.

@@ -53,11 +53,11 @@ class VolumeSpec:
             break_even_tokens,
         )
 
-    def message(self, request: int) -> OpenVolume:
-        """Build the message to open the volume."""
-        record = self.record
+    def message(self, request: int, *, may_create: bool = True) -> OpenVolume:
+        """Build the message to open the volume, and to create it if the caller wants that."""
+        record, creates = self.record, self.create and may_create
         return OpenVolume(
-            request, record.name, record.layout, record.block_bytes, self.create, self.break_even_tokens
+            request, record.name, record.layout, record.block_bytes, creates, self.break_even_tokens
         )
 
     def lengths(self, lengths: int | Sequence[int], count: int) -> NDArray[np.uint32]:
