@@ -103,7 +103,7 @@ class Volume:
         With *is_counted* False, the lookup is no read of the blocks found, and part of no statistics: for
         programs that watch blocks.
         """
-        return self._runner.look_up(
+        return self._runner.run_brief(
             LookupJob(
                 self._runtime,
                 LookupSpec(
@@ -146,7 +146,7 @@ class Volume:
         (TOO_SLOW). A batch beyond the capacity of the arena or the agent moves in parts within the same
         deadline.
         """
-        return self._runner.run(
+        return self._runner.run_brief(
             GetIntoJob(
                 self._runtime,
                 GetSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, recompute_s=recompute_s),

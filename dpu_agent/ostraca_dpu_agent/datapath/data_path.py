@@ -109,7 +109,9 @@ class DataPath:
         self._rates: defaultdict[TenantId, RateLimit] = defaultdict(lambda: RateLimit(context.clock()))
 
     async def get(self, worker: WorkerConnection, volume: ServedVolume, request: Get) -> GetDone:
-        """Load blocks into the worker's arena."""
+        """Load blocks into the worker's arena. Raises as ``_serve``."""
+        if request.in_memory and self.switch(volume) is not Switch.ON:
+            raise RefusedError("not_in_memory", "blocks of this volume are not served now: use an arena")
         if self.names.is_kept:
             self.names.record(volume, request.spans)
         return await self._serve(

@@ -42,6 +42,7 @@ from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
 from ostraca_dpu_agent.datapath.staging.staged import StagedWave
 from ostraca_dpu_agent.volumes import ServedVolume
+from ostraca_fabric.errors import RefusedError
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.ports.transport import TransferEnd, WaveNews, WaveStream
@@ -120,7 +121,10 @@ class GetRun(TransferRun[Get]):
         deadline: Deadline,
     ) -> None:
         """Parse the request. Raises as ``TransferRun``."""
-        super().__init__(context, worker, volume, request, deadline, late=BlockState.LATE)
+        needs_arena = not request.in_memory
+        super().__init__(
+            context, worker, volume, request, deadline, late=BlockState.LATE, needs_arena=needs_arena
+        )
         self._in_regions = self._is_in_regions()
         self._in_memory: deque[StagedWave | CachedWave] = deque()
         """Parts of staged and cached blocks that no lane has started."""
@@ -197,13 +201,16 @@ class GetRun(TransferRun[Get]):
     def _find_in_memory(self) -> tuple[list[StagedWave | CachedWave], NDArray[np.bool_]]:
         """Find and admit staged and cached blocks; return those to deliver, and which blocks are in memory.
 
-        A worker that reads memory is told their places instead.
+        A worker that reads memory is told their places instead. Raises RefusedError if it wants nothing else.
         """
         is_here = np.zeros(len(self._blocks), np.bool_)
         found: list[StagedWave | CachedWave] = [*self._find_staged(is_here), *self._find_cached(is_here)]
+        may_leave = self._worker.reads_memory and self._may_leave_reads()
+        if self._request.in_memory and not (may_leave and is_here.all()):
+            raise RefusedError("not_in_memory", "some blocks are not in this agent's memory: use an arena")
         if not found:
             return found, is_here
-        if self._worker.reads_memory and self._may_leave_reads():
+        if may_leave:
             self._leave_in_memory(found, is_all=bool(is_here.all()))
             found = []
         elif not self._admission.admit_in_memory(is_here, waves=sum(map(self._count_waves, found))):

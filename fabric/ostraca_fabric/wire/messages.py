@@ -231,6 +231,10 @@ class Get(RequestMessage, frozen=True, tag=14):
     addresses: bytes = b""
     """u64 per block: addresses in offered regions of the worker to write to instead of the slots."""
 
+    in_memory: bool = False
+    """Whether the worker wants ``places`` of all blocks at once, and needs no arena: slots are 0. Otherwise
+    the request fails as ``not_in_memory``."""
+
 
 class GetProgress(RequestMessage, frozen=True, tag=15):
     """Notice of landed blocks, ready for verification; more may follow.

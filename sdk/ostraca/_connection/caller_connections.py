@@ -1,48 +1,83 @@
-"""Connections of callers: blocking lookups in the caller's own thread.
+"""Connections of callers: brief blocking operations in the caller's own thread.
 
 An operation of the driver changes threads twice within this process. Each change takes some 20 microseconds,
-and up to 5 ms beside a busy thread of Python. A lookup moves no blocks, and needs nothing of the driver. So
-the caller asks on a connection of its own, and waits for the answer there.
+and up to 5 ms beside a busy thread of Python. Two kinds of operations need nothing of the driver: lookups,
+and gets of blocks that the worker copies out of the agent's memory. There the caller asks on a connection of
+its own, and waits for the answer.
 
 A connection has one caller at a time, and shares no state with other threads. So an exception of a signal
-handler, raised between any two bytecodes, costs the connection alone. A lookup that fits no single request,
-or whose connection fails, takes the driver's way.
+handler, raised between any two bytecodes, costs the connection alone. An operation that does not fit, or
+whose connection fails, takes the driver's way.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
 from itertools import repeat
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ostraca._connection.dial import ClientIdentity, ControlChannel, dial
 from ostraca._connection.session import AgentSession
-from ostraca._protocol.operations import BlockOperation, Finish, blocks_per_request
-from ostraca._protocol.specs import LookupSpec, VolumeKey, VolumeSpec
+from ostraca._protocol.operations import (
+    NOT_HERE_CODES,
+    BlockOperation,
+    Effect,
+    Send,
+    Ticked,
+    blocks_per_request,
+)
+from ostraca._protocol.specs import VolumeKey, VolumeSpec
 from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import ConnectError, ProtocolError
-from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.runtime.threads import BackgroundTask
-from ostraca_fabric.wire.codec import Outcomes
-from ostraca_fabric.wire.messages import SPANS_MAX, Failure, LookupDone, VolumeOpened
+from ostraca_fabric.wire.frames import encode
+from ostraca_fabric.wire.handshake import MEMORY
+from ostraca_fabric.wire.messages import DirectDrives, Failure, GetDone, LookupDone, VolumeOpened
 
 log = logging.getLogger("ostraca")
+
+SCRATCH_BYTES = 4 << 20
+"""Most bytes of a get by its caller. Larger gets are shared among threads."""
 
 _CONNECTIONS_MAX = 4
 """Connections beside the session's: callers at one time that need no driver."""
 
-_LOOKUPS_EACH = 4
-"""Blocking lookups of the driver before a first connection, and before each further one: a program that asks
-once needs none.
+_OPERATIONS_EACH = 4
+"""Operations of the driver before a first connection, and before each further one: a program that asks once
+needs none.
 """
+
+_PASSES_MAX = 64
+"""Most gets in a row that take the driver's way because an earlier one found no blocks in memory."""
 
 _DIAL_S = 2.0
 
 _alive: weakref.WeakSet[CallerConnection] = weakref.WeakSet()
+
+
+class CallerJob(Protocol):
+    """A blocking operation that its caller may do."""
+
+    is_for_memory: bool
+    """Whether the operation is of no use unless blocks are in the agent's memory."""
+
+    lacks_connection: bool
+    """Whether no connection was free."""
+
+    def run_at(self, connection: CallerConnection) -> bool:
+        """Do the operation in this thread; False if the driver must do it."""
 
 
 class CallerConnection:
@@ -53,39 +88,50 @@ class CallerConnection:
         self._channel = channel
         self._handles: dict[VolumeKey, int] = {}
         self.is_closed = False
+        self.reads_memory = channel.welcome.memory is not None and session.memory is not None
+        """Whether blocks may be copied out of the agent's memory, by the session's reader."""
+
         _alive.add(self)
 
-    def look_up(self, spec: LookupSpec, until_s: float) -> Outcomes | None:
-        """Ask the agent, and wait for its answer; None if the lookup fits no single request.
+    @cached_property
+    def scratch(self) -> NDArray[np.uint8]:
+        """Memory for blocks before their check: a block with wrong bytes goes nowhere else."""
+        return np.empty(SCRATCH_BYTES, np.uint8)
 
-        Without an answer by *until_s*, on the monotonic clock, the blocks are LATE, and the connection is
-        closed. Raises RefusedError as an operation, OSError for a lost connection, and ProtocolError.
+    def fits(self, blocks: int, volume: VolumeSpec) -> bool:
+        """Tell whether a request takes so many blocks of a chain."""
+        return 0 < blocks <= blocks_per_request(self.session.limits, volume.hash_bytes)
+
+    def ask(
+        self, volume: VolumeSpec, start: Callable[[int, int, float], BlockOperation], until_s: float
+    ) -> tuple[BlockOperation, list[Effect]]:
+        """Start an operation, and return it with the effects of its answer: none if it needs an arena.
+
+        *start* takes the request's id, the volume's handle, and the remaining time. Without an answer by
+        *until_s*, on the monotonic clock, the connection is closed. Raises RefusedError as the operation,
+        OSError for a lost connection, and ProtocolError.
         """
-        session, spans = self.session, tuple(chain.span() for chain in spec.parts)
-        blocks_max = blocks_per_request(session.limits, spec.volume.hash_bytes)
-        if not 0 < spec.blocks <= blocks_max or len(spans) > SPANS_MAX:
-            return None
-        handle = self._handle(spec.volume, until_s)
+        handle = self._handle(volume, until_s)
         now_s = time.monotonic()
-        if handle is None or now_s >= until_s:
-            return None
-        question = spec.message(session.next_request(), handle, until_s - now_s, spans)
+        operation = start(self.session.next_request(), handle, until_s - now_s)
+        (first,) = operation.start(now_s)
+        if not isinstance(first, Send):
+            return operation, [first]
         if log.isEnabledFor(logging.DEBUG):
-            log.debug(
-                "%s asked by its caller: lookup of %d blocks", session.label(question.request), spec.blocks
-            )
-        answer = self._channel.ask(question, until_s=until_s)
+            label = self.session.label(operation.request)
+            log.debug("%s sent by its caller: %s of %d blocks", label, operation.name, operation.blocks)
+        answer = self._channel.ask(first.message, until_s=until_s)
         if answer is None:
             self.close()
-            return Outcomes.filled(spec.blocks, spec.states.LATE, Reason.DEADLINE)
-        if not isinstance(answer, LookupDone | Failure) or answer.request != question.request:
-            raise ProtocolError(f"{type(answer).__name__} is no answer to this Lookup")
-        (end,) = BlockOperation(question, until_s=until_s).on(answer, now_s)
-        assert isinstance(end, Finish), "an answer ends a lookup"
-        return end.outcomes
+            return operation, operation.on(Ticked(), until_s)
+        if not isinstance(answer, LookupDone | GetDone | Failure) or answer.request != operation.request:
+            raise ProtocolError(f"{type(answer).__name__} is no answer to {operation.name}")
+        if isinstance(answer, Failure) and answer.code in NOT_HERE_CODES:
+            return operation, []
+        return operation, operation.on(answer, time.monotonic())
 
-    def _handle(self, volume: VolumeSpec, until_s: float) -> int | None:
-        """Return the handle of a volume, opened if necessary; None if the agent does not open it now."""
+    def _handle(self, volume: VolumeSpec, until_s: float) -> int:
+        """Return the handle of a volume, opened if necessary. Raises ConnectError."""
         handle = self._handles.get(volume.key)
         if handle is not None:
             return handle
@@ -94,7 +140,8 @@ class CallerConnection:
             case VolumeOpened(request=answered, handle=handle) if answered == request:
                 self._handles[volume.key] = handle
                 return handle
-        return None
+            case answer:
+                raise ConnectError(f"the agent does not open the volume here: {answer}")
 
     def shut_down(self) -> None:
         """End a wait for an answer, from another thread."""
@@ -102,7 +149,7 @@ class CallerConnection:
             self._channel.stream.shut_down()
 
     def close(self) -> None:
-        """Close the connection: the agent ends its lookup."""
+        """Close the connection: the agent ends its operation."""
         self.is_closed = True
         self._channel.stream.close()
 
@@ -115,44 +162,61 @@ class CallerConnection:
 class CallerConnections(BackgroundTask):
     """Connections of one client's callers, opened in the background as they are wanted. Close it.
 
-    ``look_up`` is for callers' threads, without a lock: a connection in use is in no list. All other methods
-    are for the client's own threads.
+    ``run`` is for callers' threads, without a lock: a connection in use is in no list. All other methods are
+    for the client's own threads.
     """
 
     def __init__(self, identity: ClientIdentity, settings: ClientSettings) -> None:
         """Begin without connections."""
-        self._identity = identity.without_arena()
+        features = (MEMORY,) if settings.direct_memory else ()
+        self._identity = replace(identity.without_arena(), features=features)
         self._connections_max = _CONNECTIONS_MAX if settings.caller_connections else 0
         self._session: AgentSession | None = None
         self._idle: deque[CallerConnection] = deque()
+        self._opening = threading.Lock()  # guards the next field
         self._open: weakref.WeakSet[CallerConnection] = weakref.WeakSet()
-        self._lookups = 0
-        """Blocking lookups of the driver since the last failure to connect."""
+        self._wanted = 0
+        """Operations of the driver that lacked a connection, since the last failure to connect."""
+
+        self._passes = self._passes_next = 0
+        """Gets that still take the driver's way, and those since the last failure. Several callers may change
+        both at once.
+        """
 
         super().__init__(
             "callers", self._connect, is_needed=self._is_one_missing, pauses_s=lambda: repeat(0.0)
         )
 
-    def look_up(self, spec: LookupSpec, until_s: float) -> Outcomes | None:
-        """Look blocks up in this thread; None if the driver must do so.
+    def run(self, job: CallerJob) -> bool:
+        """Do an operation in this thread; False if the driver must do it.
 
         Raises RefusedError as an operation.
         """
+        session = self._session
+        if session is None or (job.is_for_memory and session.memory is None):
+            return False
+        if job.is_for_memory and self._passes > 0:
+            self._passes -= 1
+            return False
         connection = self._take()
         if connection is None:
-            return None
+            job.lacks_connection = True
+            return False
+        is_done = False
         try:
-            outcomes = connection.look_up(spec, until_s)
+            is_done = job.run_at(connection)
         except (OSError, ProtocolError) as error:
             log.debug("A connection of callers to %s ended: %s", connection.session.agent, error)
             connection.close()
-            return None
         except BaseException:
             connection.close()
             raise
+        if job.is_for_memory:
+            self._passes_next = 0 if is_done else min(_PASSES_MAX, max(1, 2 * self._passes_next))
+            self._passes = self._passes_next
         if not connection.is_closed:
             self._idle.append(connection)
-        return outcomes
+        return is_done
 
     def _take(self) -> CallerConnection | None:
         """Take a connection to the current agent; close those to others."""
@@ -168,9 +232,10 @@ class CallerConnections(BackgroundTask):
     def use(self, session: AgentSession | None) -> None:
         """Connect to this session's agent from now on, and close connections to others."""
         self._session = session
-        for connection in list(self._open):
-            if connection.session is not session:
-                connection.shut_down()
+        with self._opening:
+            left = [connection for connection in self._open if connection.session is not session]
+        for connection in left:
+            connection.shut_down()
         for _ in range(len(self._idle)):
             with suppress(IndexError):
                 connection = self._idle.popleft()
@@ -180,8 +245,8 @@ class CallerConnections(BackgroundTask):
                     connection.close()
 
     def want_another(self) -> None:
-        """Note a blocking lookup that found no connection."""
-        self._lookups += 1
+        """Note an operation that lacked a connection."""
+        self._wanted += 1
         self.start()
 
     def close(self) -> None:
@@ -193,8 +258,9 @@ class CallerConnections(BackgroundTask):
         session = self._session
         if session is None or not session.is_alive:
             return False
-        wanted = min(self._connections_max, self._lookups // _LOOKUPS_EACH)
-        return sum(each.session is session and not each.is_closed for each in self._open) < wanted
+        wanted = min(self._connections_max, self._wanted // _OPERATIONS_EACH)
+        with self._opening:
+            return sum(each.session is session and not each.is_closed for each in self._open) < wanted
 
     def _connect(self) -> None:
         session = self._session
@@ -204,14 +270,22 @@ class CallerConnections(BackgroundTask):
             channel = dial([session.address], self._identity, until_s=time.monotonic() + _DIAL_S)
         except (ConnectError, ProtocolError) as error:
             log.debug("No connection of callers to %s: %s", session.agent, error)
-            self._lookups = 0
+            self._wanted = 0
             return
         connection = CallerConnection(session, channel)
-        if channel.welcome.start_id != session.start_id:  # the agent was started anew
+        try:
+            if channel.welcome.start_id != session.start_id:
+                raise ConnectError("it was started anew")
+            if connection.reads_memory:
+                announced = encode(DirectDrives((), reads_memory=True))
+                channel.stream.send_first(announced, until_s=time.monotonic() + _DIAL_S)
+        except OSError as error:
+            log.debug("No connection of callers to %s: %s", session.agent, error)
+            self._wanted = 0
             connection.close()
-            self._lookups = 0
             return
-        self._open.add(connection)
+        with self._opening:
+            self._open.add(connection)
         self._idle.append(connection)
         if self._session is not session:
             self.use(self._session)

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca._connection.caller_connections import SCRATCH_BYTES, CallerConnection
 from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import CopyPool, verified_slices
 from ostraca._memory.device_blocks import COPY_FAILED, DeviceBlocks
+from ostraca._memory.host_blocks import HostBlocks
 from ostraca._memory.regions import RegionBlocks
 from ostraca._memory.row_writes import RowWrites
 from ostraca._memory.staged_reads import StagedReads
@@ -48,6 +50,9 @@ from ostraca_fabric.wire.messages import GetExtents
 if TYPE_CHECKING:
     from ostraca._direct.device_reads import DeviceMemory
     from ostraca._direct.direct_reader import ReadState
+
+_ALONE = CopyPool(1)
+"""Copies in the calling thread."""
 
 _GOOD, _DAMAGED = int(BlockVerdict.GOOD), int(BlockVerdict.DAMAGED)
 
@@ -242,6 +247,8 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
 class GetIntoJob(GetJob[GetResult]):
     """Get into caller memory: with a copy of blocks, or in place for rows of a region."""
 
+    is_for_memory = True
+
     def __init__(self, runtime: Runtime, spec: GetSpec, into: object) -> None:
         super().__init__(runtime, spec)
         self._into = self._caller_memory(into, argument="into", is_written=True)
@@ -249,6 +256,11 @@ class GetIntoJob(GetJob[GetResult]):
         self._has_lost_copies = False
         self._row_writes: RowWrites | None = None
         self._late_writes: list[LateWrite] = []
+        self._copied: tuple[NDArray[np.intp], NDArray[np.uint8]] | None = None
+        """Positions and verdicts of blocks copied by ``run_at``."""
+
+        is_small = 0 < int(self.lengths.sum(dtype=np.int64)) <= SCRATCH_BYTES
+        self.is_brief = is_small and isinstance(self._into, HostBlocks)
         reads_devices = runtime.direct is not None and runtime.direct.reads_devices
         self._staged = (
             StagedReads(self._into) if reads_devices and isinstance(self._into, DeviceBlocks) else None
@@ -257,6 +269,51 @@ class GetIntoJob(GetJob[GetResult]):
     def result(self) -> GetResult:
         """Build the result."""
         return GetResult(*self.outcomes.encode(), self.outcomes.note, WithheldRows(self._late_writes))
+
+    def run_at(self, connection: CallerConnection) -> bool:
+        """Copy the blocks out of the agent's memory, through scratch memory; False unless all are there."""
+        reader = connection.session.memory if connection.reads_memory else None
+        if reader is None or not reader.is_usable or not connection.fits(self._blocks, self.spec.volume):
+            return False
+        at, spans = np.arange(self._blocks), (self.spec.chain.span(),)
+
+        def start(request: int, handle: int, left_s: float) -> GetOperation:
+            message = self.spec.message(
+                request,
+                handle,
+                left_s,
+                spans,
+                lengths=self.lengths,
+                slots=np.zeros(len(at), np.int64),
+                queued=len(at),
+                in_memory=True,
+            )
+            return GetOperation(message, until_s=self.until_s)
+
+        operation, effects = connection.ask(self.spec.volume, start, self.until_s)
+        match effects:
+            case []:
+                return False
+            case [Verify() as wanted]:
+                its = codec.positions(wanted.positions, len(at)).astype(np.intp)
+                verdicts = self._into.scatter(
+                    connection.scratch,
+                    np.cumsum(self.lengths, dtype=np.int64)[its] - self.lengths[its],
+                    self._seeds(at, spans)[its],
+                    codec.rows16(wanted.tags, len(its)),
+                    positions=its,
+                    until_s=self.until_s,
+                    copy_pool=_ALONE,
+                    source=reader.blocks(codec.u64(wanted.places, len(its)), self.lengths[its]),
+                )
+                self._copied = its, verdicts
+                effects = operation.on(Verified(wanted.positions, verdicts.tobytes()), time.monotonic())
+        return not self._take_outcomes(effects)
+
+    def count(self) -> None:
+        """Count the copied blocks."""
+        if self._copied is not None:
+            self._count_copies(*self._copied)
 
     def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
         """Begin on a session. Drives and the agent may write to rows whose region takes that."""

@@ -67,6 +67,7 @@ from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import Cancel, ExtentsRead, GetExtents, Message
 
 if TYPE_CHECKING:
+    from ostraca._connection.caller_connections import CallerConnection
     from ostraca._direct.direct_reader import DirectReader
 
 Deliver = Callable[[Any, BaseException | None], None]
@@ -216,6 +217,13 @@ class Job(Generic[_Spec_co, _Result_co]):
     driver's thread; must not block.
     """
 
+    is_brief = False
+    """Whether the caller may do the job."""
+
+    is_for_memory = False
+    lacks_connection = False
+    """As ``CallerJob`` says."""
+
     def __init__(self, runtime: Runtime, spec: _Spec_co) -> None:
         self.begun_s = time.monotonic()
         self.until_s = self.begun_s + spec.deadline_s
@@ -232,6 +240,16 @@ class Job(Generic[_Spec_co, _Result_co]):
         self._first = 0
         self._requests: dict[int, BlockOperation] = {}
 
+    def run_at(self, connection: CallerConnection) -> bool:  # noqa: ARG002 (for brief operations)
+        """Do the job in the caller's thread, in place of all other methods but ``result``.
+
+        Returns False, with nothing done, if the driver must do it. Raises as ``CallerConnection.ask``.
+        """
+        return False
+
+    def count(self) -> None:
+        """Count what only this kind of job counts, after ``run_at``. In the driver's thread."""
+
     def accept(self) -> None:
         """Claim memory of the caller, before anything else. Raises UsageError if it is in use."""
 
@@ -243,6 +261,8 @@ class Job(Generic[_Spec_co, _Result_co]):
         self._session, self._handle, self._mailbox, self._holds = session, handle, mailbox, holds
         self._blocks_max = blocks_per_request(session.limits, self.spec.volume.hash_bytes)
         self.has_begun = True
+        if self.lacks_connection:
+            self._runtime.connections.callers.want_another()
 
     def result(self) -> _Result_co:
         """Build the caller's result."""
@@ -422,6 +442,12 @@ class Job(Generic[_Spec_co, _Result_co]):
         """Give back the slots of a request never sent."""
         if operation.slots is not None:
             self._arena.give(operation.slots)
+
+    def _take_outcomes(self, effects: Sequence[Effect]) -> bytes:
+        """Note the outcomes of all blocks after ``run_at``; return the positions to request again."""
+        (end,) = [effect for effect in effects if isinstance(effect, Finish)]
+        self.outcomes = end.outcomes
+        return end.again
 
     def _finish(self, operation: BlockOperation, end: Finish) -> None:
         """Note the outcomes of a request, before the release of its slots."""

@@ -7,12 +7,14 @@ from typing import TypeVar
 
 import numpy as np
 
+from ostraca._connection.caller_connections import CallerConnection
 from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.views import SlotHolds
 from ostraca._operations.job import Job
 from ostraca._protocol.operations import BlockOperation, windows
 from ostraca._protocol.specs import LookupSpec, PrefetchSpec
 from ostraca.results import BlockOutcomes, LookupResult, PrefetchResult
+from ostraca_fabric.wire.messages import SPANS_MAX
 
 _Spec_co = TypeVar("_Spec_co", LookupSpec, PrefetchSpec, covariant=True)
 _Result_co = TypeVar("_Result_co", covariant=True)
@@ -45,14 +47,21 @@ class PrefetchJob(AgentJob[PrefetchSpec, PrefetchResult]):
 class LookupJob(AgentJob[LookupSpec, LookupResult]):
     """Lookup of the blocks available now."""
 
-    lacks_connection = False
-    """Whether the caller waits here because no connection of callers was free."""
+    is_brief = True
 
-    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
-        """Begin as ``AgentJob.begin``. A later lookup of one request may find a connection of callers."""
-        super().begin(session, handle, mailbox, holds)
-        if self.lacks_connection and len(self._windows) == 1:
-            self._runtime.connections.callers.want_another()
+    def run_at(self, connection: CallerConnection) -> bool:
+        """Ask for all blocks at once."""
+        spans = tuple(chain.span() for chain in self.spec.parts)
+        if not connection.fits(self._blocks, self.spec.volume) or len(spans) > SPANS_MAX:
+            return False
+
+        def start(request: int, handle: int, left_s: float) -> BlockOperation:
+            message = self.spec.message(request, handle, left_s, spans)
+            return BlockOperation(message, until_s=self.until_s)
+
+        _, effects = connection.ask(self.spec.volume, start, self.until_s)
+        self._take_outcomes(effects)
+        return True
 
     def result(self) -> LookupResult:
         """Build the result, with a part for each chain."""

@@ -26,10 +26,8 @@ from ostraca._memory.views import SlotHolds
 from ostraca._operations.completions import Ticket
 from ostraca._operations.driver import CancelJob, Driver, EndClient, RunAction
 from ostraca._operations.job import Deliver, Job, Runtime
-from ostraca._operations.lookup import LookupJob
 from ostraca._protocol.operations import blocks_per_request, windows
 from ostraca._protocol.specs import VolumeSpec, check_batch, checked_chain, checked_chains, checked_seconds
-from ostraca.results import LookupResult
 from ostraca_fabric.errors import ConnectError, OstracaError, RefusedError, UsageError
 from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.telemetry.explain import BlockExplanation
@@ -212,19 +210,17 @@ class JobRunner:
             raise
         return call.take()
 
-    def look_up(self, job: LookupJob) -> LookupResult:
-        """Look blocks up in this thread, if a connection of callers is free; else as ``run``."""
+    def run_brief(self, job: Job[Any, _Result]) -> _Result:
+        """Run a job in this thread, if it is brief and a connection of callers is free; else as ``run``."""
         self.runtime.check_open()
-        outcomes = self.runtime.connections.callers.look_up(job.spec, job.until_s)
-        if outcomes is None:
-            job.lacks_connection = True
+        if not (job.is_brief and self.runtime.connections.callers.run(job)):
             return self.run(job)
-        job.outcomes = outcomes
         self._driver.post_later(RunAction(partial(self._count, job, time.monotonic()), Call().end))
         return job.result()
 
-    def _count(self, job: LookupJob, ended_s: float) -> None:
-        """Count a lookup of a caller's thread. In the driver's thread."""
+    def _count(self, job: Job[Any, Any], ended_s: float) -> None:
+        """Count a job of a caller's thread. In the driver's thread."""
+        job.count()
         self.runtime.meter.count(job, ended_s - job.begun_s)
         session = self.runtime.connections.session
         if ended_s >= job.until_s and session is not None:

@@ -190,6 +190,11 @@ NOT_STARTED_CODES = frozenset({"unknown_volume", "layout_mismatch", "usage", "ov
 ``frame_too_long`` is excluded: the *answer* was too long, and may have named slots under transfers.
 """
 
+NOT_HERE_CODES = frozenset({"not_in_memory", "no_arena"})
+"""Codes of ``Failure`` for gets of blocks in the agent's memory: other gets may succeed. Agents of an earlier
+release answer ``no_arena``.
+"""
+
 # Comparing columns with an enum takes 4 us more.
 _GOOD, _DAMAGED = int(BlockVerdict.GOOD), int(BlockVerdict.DAMAGED)
 

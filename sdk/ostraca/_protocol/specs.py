@@ -214,11 +214,12 @@ class GetSpec(ChainSpec):
         queued: int,
         is_again: bool = False,
         addresses: bytes = b"",
+        in_memory: bool = False,
     ) -> Get:
         """Build the message for some of the blocks, with *slots* or *addresses* as their destinations.
 
         *queued* blocks, these included, would be recomputed first. *is_again*: this worker has failed to read
-        the blocks itself.
+        the blocks itself. *in_memory*: as in ``Get``.
         """
         return Get(
             request,
@@ -231,6 +232,7 @@ class GetSpec(ChainSpec):
             (self.recompute_s or 0.0) * queued / len(self.chain),
             is_again,
             addresses,
+            in_memory,
         )
 
 
