@@ -301,7 +301,9 @@ class ByteStream(SocketSender):
 
         Raises OSError.
         """
-        send_all(self._socket, frame, until_s=until_s)
+        sent = self.send(frame)
+        if sent < len(frame):
+            send_all(self._socket, frame[sent:], until_s=until_s)
 
     def receive(self, reader: FrameReader, *, wake: int = -1, wait_ms: int = 0) -> tuple[int, bool]:
         """Receive the available bytes into the reader's memory, many blocks in one call.

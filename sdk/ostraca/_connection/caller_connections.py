@@ -103,11 +103,17 @@ class CallerConnection:
         return 0 < blocks <= blocks_per_request(self.session.limits, volume.hash_bytes)
 
     def ask(
-        self, volume: VolumeSpec, start: Callable[[int, int, float], BlockOperation], until_s: float
+        self,
+        volume: VolumeSpec,
+        start: Callable[[int, int, float], BlockOperation],
+        until_s: float,
+        *,
+        meanwhile: Callable[[], None] | None = None,
     ) -> tuple[BlockOperation, list[Effect]]:
         """Start an operation, and return it with the effects of its answer: none if it needs an arena.
 
-        *start* takes the request's id, the volume's handle, and the remaining time. Without an answer by
+        *start* takes the request's id, the volume's handle, and the remaining time. *meanwhile* is called
+        while the agent works. Without an answer by
         *until_s*, on the monotonic clock, the connection is closed. Raises RefusedError as the operation,
         OSError for a lost connection, and ProtocolError.
         """
@@ -120,7 +126,7 @@ class CallerConnection:
         if log.isEnabledFor(logging.DEBUG):
             label = self.session.label(operation.request)
             log.debug("%s sent by its caller: %s of %d blocks", label, operation.name, operation.blocks)
-        answer = self._channel.ask(first.message, until_s=until_s)
+        answer = self._channel.ask(first.message, until_s=until_s, meanwhile=meanwhile)
         if answer is None:
             self.close()
             return operation, operation.on(Ticked(), until_s)

@@ -13,7 +13,7 @@ import socket
 import stat
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -56,6 +56,10 @@ WELCOME_BYTES_MAX = 64 << 10
 
 _NAME_CHARACTERS_MAX = 64
 _PROGRESS_S = 0.001
+_POLLS_S = 0.0002 if len(os.sched_getaffinity(0)) > 1 else 0.0
+"""Time for which an answer is polled for before a sleep: another core may answer in less. A sleep costs 20
+microseconds or more, and up to 5 ms beside a busy thread of Python, as it gives the GIL up.
+"""
 _SEND_BUFFER_BYTES = 1 << 20  # as an agent's ``ConnectionSettings`` say
 _KEEPALIVE_IDLE_S = 3
 _KEEPALIVE_EVERY_S = 1
@@ -71,19 +75,26 @@ class ControlChannel:
     welcome: Welcome
     address: Address
 
-    def ask(self, question: Message, *, until_s: float) -> Message | None:
+    def ask(
+        self, question: Message, *, until_s: float, meanwhile: Callable[[], None] | None = None
+    ) -> Message | None:
         """Send a message, and return the next message; None without any by *until_s*.
 
-        For the only user of a connection without arena. Raises OSError for a lost connection, else
-        ProtocolError.
+        *meanwhile* is called in between. For the only user of a connection without arena. Raises OSError for
+        a lost connection, else ProtocolError.
         """
         stream = self.stream
         stream.send_first(encode(question), until_s=until_s)
-        while stream.has_pending or can_be_read(stream, until_s=until_s):
+        if meanwhile is not None:
+            meanwhile()
+        polls_until_s = time.monotonic() + _POLLS_S
+        while True:
             try:
                 count, _ = stream.receive(self.reader)
             except BlockingIOError:
-                continue
+                if time.monotonic() < polls_until_s or can_be_read(stream, until_s=until_s):
+                    continue
+                return None
             if not count:
                 raise ConnectionResetError("the agent closed the connection")
             for event in self.reader.received(count):
@@ -94,7 +105,6 @@ class ControlChannel:
                         else ProtocolError("bulk bytes without arena")
                     )
                 return TO_WORKER.decode(event)
-        return None
 
 
 class NoAnswerError(ConnectError):

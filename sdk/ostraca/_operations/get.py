@@ -290,7 +290,13 @@ class GetIntoJob(GetJob[GetResult]):
             )
             return GetOperation(message, until_s=self.until_s)
 
-        operation, effects = connection.ask(self.spec.volume, start, self.until_s)
+        seeds: list[NDArray[np.uint64]] = []
+        operation, effects = connection.ask(
+            self.spec.volume,
+            start,
+            self.until_s,
+            meanwhile=lambda: seeds.append(self._seeds(at, spans)),
+        )
         match effects:
             case []:
                 return False
@@ -299,7 +305,7 @@ class GetIntoJob(GetJob[GetResult]):
                 verdicts = self._into.scatter(
                     connection.scratch,
                     np.cumsum(self.lengths, dtype=np.int64)[its] - self.lengths[its],
-                    self._seeds(at, spans)[its],
+                    seeds[0][its],
                     codec.rows16(wanted.tags, len(its)),
                     positions=its,
                     until_s=self.until_s,
