@@ -205,8 +205,9 @@ class Client:
     def metrics(self) -> ClientMetrics:
         """Return the counters of this client's operations.
 
-        Never blocks; usable after ``close``.
+        Waits for the client's thread, 0.05 s at most; usable after ``close``.
         """
+        self._runner.await_counts()
         meter = self._runtime.meter
         return ClientMetrics(
             worker=self.worker,

@@ -349,7 +349,7 @@ def send_all(sock: socket.socket, content: bytes | bytearray, *, until_s: float)
     """Send all of *content* through a non-blocking socket. Raises OSError."""
     sock.settimeout(max(0.001, until_s - time.monotonic()))
     try:
-        sock.sendall(content)
+        sock.sendall(content, socket.MSG_NOSIGNAL)
     finally:
         sock.settimeout(0)
 

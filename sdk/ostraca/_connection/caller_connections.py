@@ -40,8 +40,9 @@ from ostraca._protocol.operations import (
 )
 from ostraca._protocol.specs import VolumeKey, VolumeSpec
 from ostraca.settings import ClientSettings
-from ostraca_fabric.errors import ConnectError, ProtocolError
+from ostraca_fabric.errors import ConnectError, ProtocolError, RefusedError
 from ostraca_fabric.runtime.threads import BackgroundTask
+from ostraca_fabric.sockets.stream import ByteStream
 from ostraca_fabric.wire.frames import encode
 from ostraca_fabric.wire.handshake import MEMORY
 from ostraca_fabric.wire.messages import DirectDrives, Failure, GetDone, LookupDone, VolumeOpened
@@ -64,7 +65,7 @@ _PASSES_MAX = 64
 
 _DIAL_S = 2.0
 
-_alive: weakref.WeakSet[CallerConnection] = weakref.WeakSet()
+_alive: weakref.WeakSet[CallerConnections] = weakref.WeakSet()
 
 
 class CallerJob(Protocol):
@@ -79,6 +80,9 @@ class CallerJob(Protocol):
     def run_at(self, connection: CallerConnection) -> bool:
         """Do the operation in this thread; False if the driver must do it."""
 
+    def forget_memory(self) -> None:
+        """Keep the caller's memory no longer."""
+
 
 class CallerConnection:
     """A connection beside a session, to the same agent. For one thread at a time."""
@@ -90,8 +94,6 @@ class CallerConnection:
         self.is_closed = False
         self.reads_memory = channel.welcome.memory is not None and session.memory is not None
         """Whether blocks may be copied out of the agent's memory, by the session's reader."""
-
-        _alive.add(self)
 
     @cached_property
     def scratch(self) -> NDArray[np.uint8]:
@@ -110,7 +112,7 @@ class CallerConnection:
         *,
         meanwhile: Callable[[], None] | None = None,
     ) -> tuple[BlockOperation, list[Effect]]:
-        """Start an operation, and return it with the effects of its answer: none if it needs an arena.
+        """Start an operation, and return it with the effects of its answer: none if the driver must do it.
 
         *start* takes the request's id, the volume's handle, and the remaining time. *meanwhile* is called
         while the agent works. Without an answer by
@@ -149,20 +151,37 @@ class CallerConnection:
             case answer:
                 raise ConnectError(f"the agent does not open the volume here: {answer}")
 
-    def shut_down(self) -> None:
-        """End a wait for an answer, from another thread."""
-        with suppress(OSError):
-            self._channel.stream.shut_down()
-
     def close(self) -> None:
         """Close the connection: the agent ends its operation."""
         self.is_closed = True
         self._channel.stream.close()
 
+
+class _Opened:
+    """The stream of a connection, which an interrupted caller may have dropped."""
+
+    def __init__(self, connection: CallerConnection, stream: ByteStream) -> None:
+        self._connection = weakref.ref(connection)
+        self._stream = stream
+
+    @property
+    def connection(self) -> CallerConnection | None:
+        """The connection; None once closed. A dropped one is closed here."""
+        connection = self._connection()
+        if connection is None:
+            self._stream.close()
+            return None
+        return None if connection.is_closed else connection
+
+    def shut_down(self) -> None:
+        """End a wait for an answer, from another thread."""
+        with suppress(OSError):
+            self._stream.shut_down()
+
     def close_in_child(self) -> None:
         """Close the descriptor in a forked child, without a message to the agent."""
         with suppress(OSError):
-            self._channel.stream.close_in_child()
+            self._stream.close_in_child()
 
 
 class CallerConnections(BackgroundTask):
@@ -180,9 +199,9 @@ class CallerConnections(BackgroundTask):
         self._session: AgentSession | None = None
         self._idle: deque[CallerConnection] = deque()
         self._opening = threading.Lock()  # guards the next field
-        self._open: weakref.WeakSet[CallerConnection] = weakref.WeakSet()
+        self._open: list[_Opened] = []
         self._wanted = 0
-        """Operations of the driver that lacked a connection, since the last failure to connect."""
+        """Operations of the driver that lacked a connection, since the last failure of any."""
 
         self._passes = self._passes_next = 0
         """Gets that still take the driver's way, and those since the last failure. Several callers may change
@@ -192,6 +211,7 @@ class CallerConnections(BackgroundTask):
         super().__init__(
             "callers", self._connect, is_needed=self._is_one_missing, pauses_s=lambda: repeat(0.0)
         )
+        _alive.add(self)
 
     def run(self, job: CallerJob) -> bool:
         """Do an operation in this thread; False if the driver must do it.
@@ -199,7 +219,9 @@ class CallerConnections(BackgroundTask):
         Raises RefusedError as an operation.
         """
         session = self._session
-        if session is None or (job.is_for_memory and session.memory is None):
+        if session is None:
+            return False
+        if job.is_for_memory and (session.memory is None or not session.memory.is_usable):
             return False
         if job.is_for_memory and self._passes > 0:
             self._passes -= 1
@@ -213,15 +235,20 @@ class CallerConnections(BackgroundTask):
             is_done = job.run_at(connection)
         except (OSError, ProtocolError) as error:
             log.debug("A connection of callers to %s ended: %s", connection.session.agent, error)
+            self._wanted = 0
             connection.close()
+        except RefusedError:
+            self._give_back(connection)
+            raise
         except BaseException:
             connection.close()
             raise
         if job.is_for_memory:
             self._passes_next = 0 if is_done else min(_PASSES_MAX, max(1, 2 * self._passes_next))
             self._passes = self._passes_next
-        if not connection.is_closed:
-            self._idle.append(connection)
+        self._give_back(connection)
+        if is_done:
+            job.forget_memory()
         return is_done
 
     def _take(self) -> CallerConnection | None:
@@ -235,20 +262,38 @@ class CallerConnections(BackgroundTask):
                 return connection
             connection.close()
 
+    def _give_back(self, connection: CallerConnection) -> None:
+        """Let other callers take an open connection."""
+        if connection.is_closed:
+            return
+        self._idle.append(connection)
+        if connection.session is not self._session:  # ``use`` may have come before
+            self._close_others()
+
     def use(self, session: AgentSession | None) -> None:
         """Connect to this session's agent from now on, and close connections to others."""
         self._session = session
-        with self._opening:
-            left = [connection for connection in self._open if connection.session is not session]
-        for connection in left:
-            connection.shut_down()
+        for opened in self._still_open():
+            connection = opened.connection
+            if connection is not None and connection.session is not session:
+                opened.shut_down()
+        self._close_others()
+
+    def _close_others(self) -> None:
+        """Close idle connections to other agents than the current one."""
         for _ in range(len(self._idle)):
             with suppress(IndexError):
                 connection = self._idle.popleft()
-                if connection.session is session:
+                if connection.session is self._session:
                     self._idle.append(connection)
                 else:
                     connection.close()
+
+    def _still_open(self) -> list[_Opened]:
+        """Return the open connections."""
+        with self._opening:
+            self._open = [opened for opened in self._open if opened.connection is not None]
+            return self._open
 
     def want_another(self) -> None:
         """Note an operation that lacked a connection."""
@@ -260,13 +305,18 @@ class CallerConnections(BackgroundTask):
         super().close()
         self.use(None)
 
+    def close_in_child(self) -> None:
+        """Close all descriptors in a forked child, where another thread may have held the lock."""
+        for opened in self._open:
+            opened.close_in_child()
+
     def _is_one_missing(self) -> bool:
         session = self._session
         if session is None or not session.is_alive:
             return False
         wanted = min(self._connections_max, self._wanted // _OPERATIONS_EACH)
-        with self._opening:
-            return sum(each.session is session and not each.is_closed for each in self._open) < wanted
+        connections = [opened.connection for opened in self._still_open()]
+        return sum(each is not None and each.session is session for each in connections) < wanted
 
     def _connect(self) -> None:
         session = self._session
@@ -279,6 +329,8 @@ class CallerConnections(BackgroundTask):
             self._wanted = 0
             return
         connection = CallerConnection(session, channel)
+        with self._opening:
+            self._open.append(_Opened(connection, channel.stream))
         try:
             if channel.welcome.start_id != session.start_id:
                 raise ConnectError("it was started anew")
@@ -290,17 +342,13 @@ class CallerConnections(BackgroundTask):
             self._wanted = 0
             connection.close()
             return
-        with self._opening:
-            self._open.add(connection)
-        self._idle.append(connection)
-        if self._session is not session:
-            self.use(self._session)
+        self._give_back(connection)
 
 
 def _after_fork_in_child() -> None:
     """Close inherited sockets, which would hide the parent's death from agents."""
-    for connection in list(_alive):
-        connection.close_in_child()
+    for connections in list(_alive):
+        connections.close_in_child()
     _alive.clear()
 
 

@@ -54,6 +54,10 @@ ADDRESS_VARIABLE = "OSTRACA_AGENT"
 WELCOME_BYTES_MAX = 64 << 10
 """Longest frame before the Welcome: a Welcome takes some hundred bytes, a Refused its sentence."""
 
+SIGNALS_S = 0.05
+"""Longest sleep of a caller. A signal that comes right before the sleep does not end it, so its handler would
+run at the operation's deadline only."""
+
 _NAME_CHARACTERS_MAX = 64
 _PROGRESS_S = 0.001
 _POLLS_S = 0.0002 if len(os.sched_getaffinity(0)) > 1 else 0.0
@@ -89,22 +93,30 @@ class ControlChannel:
             meanwhile()
         polls_until_s = time.monotonic() + _POLLS_S
         while True:
-            try:
-                count, _ = stream.receive(self.reader)
-            except BlockingIOError:
-                if time.monotonic() < polls_until_s or can_be_read(stream, until_s=until_s):
-                    continue
+            answer = self._receive()
+            if answer is not None:
+                return answer
+            now_s = time.monotonic()
+            if now_s >= until_s:
                 return None
-            if not count:
-                raise ConnectionResetError("the agent closed the connection")
-            for event in self.reader.received(count):
-                if not isinstance(event, bytes):
-                    raise (
-                        event
-                        if isinstance(event, ProtocolError)
-                        else ProtocolError("bulk bytes without arena")
-                    )
-                return TO_WORKER.decode(event)
+            if now_s >= polls_until_s and not stream.has_pending:
+                can_be_read(stream, until_s=min(until_s, now_s + SIGNALS_S))
+
+    def _receive(self) -> Message | None:
+        """Return the next message if it has arrived whole."""
+        try:
+            count, _ = self.stream.receive(self.reader)
+        except BlockingIOError:
+            return None
+        if not count:
+            raise ConnectionResetError("the agent closed the connection")
+        for event in self.reader.received(count):
+            if isinstance(event, ProtocolError):
+                raise event
+            if isinstance(event, BulkEnd):
+                raise ProtocolError("bulk bytes without arena")
+            return TO_WORKER.decode(event)
+        return None
 
 
 class NoAnswerError(ConnectError):

@@ -57,6 +57,9 @@ _DEADLINES_SPARE = 64
 _IDLE_S = 1.0
 """Longest sleep on a connection: a dropped hold does not wake the driver (``SlotHolds.new``)."""
 
+_LATER_MAX = 256
+"""Most actions that wait for the driver's next look."""
+
 _NO_THREADS = "the process can start no more threads"
 
 End = Callable[..., None]
@@ -222,9 +225,16 @@ class Driver:
 
     def post_later(self, action: RunAction) -> None:
         """Post an action that can wait until the driver looks again: within ``_IDLE_S``."""
-        self._inbox.items.put(action)
+        items = self._inbox.items
+        put = self._inbox.put if items.qsize() >= _LATER_MAX else items.put
+        put(action)
         if self._is_over:
             self._refuse_all()
+
+    @property
+    def is_this_thread(self) -> bool:
+        """Whether the calling thread is the driver's."""
+        return self._thread.ident == get_ident()
 
     def _queued_items(self) -> Iterator[_Item]:
         """Take the items in the inbox. Several threads may do so at once."""

@@ -321,9 +321,14 @@ class GetIntoJob(GetJob[GetResult]):
         if self._copied is not None:
             self._count_copies(*self._copied)
 
+    def forget_memory(self) -> None:
+        """Forget the destinations."""
+        del self._into
+
     def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
         """Begin on a session. Drives and the agent may write to rows whose region takes that."""
         super().begin(session, handle, mailbox, holds)
+        self.count()  # of an attempt by the caller, if any
         region = self._region
         if region is not None:
             takes_reads = region.memory.takes_reads and self._runtime.direct is not None

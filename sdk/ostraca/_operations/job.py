@@ -250,6 +250,9 @@ class Job(Generic[_Spec_co, _Result_co]):
     def count(self) -> None:
         """Count what only this kind of job counts, after ``run_at``. In the driver's thread."""
 
+    def forget_memory(self) -> None:
+        """Keep the caller's memory no longer, after ``run_at``."""
+
     def accept(self) -> None:
         """Claim memory of the caller, before anything else. Raises UsageError if it is in use."""
 

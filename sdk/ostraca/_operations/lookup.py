@@ -60,8 +60,7 @@ class LookupJob(AgentJob[LookupSpec, LookupResult]):
             return BlockOperation(message, until_s=self.until_s)
 
         _, effects = connection.ask(self.spec.volume, start, self.until_s)
-        self._take_outcomes(effects)
-        return True
+        return bool(effects) and not self._take_outcomes(effects)
 
     def result(self) -> LookupResult:
         """Build the result, with a part for each chain."""

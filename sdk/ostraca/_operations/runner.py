@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from ostraca._connection.dial import SIGNALS_S
 from ostraca._connection.rpc import ask
 from ostraca._memory.views import SlotHolds
 from ostraca._operations.completions import Ticket
@@ -30,16 +31,13 @@ from ostraca._protocol.operations import blocks_per_request, windows
 from ostraca._protocol.specs import VolumeSpec, check_batch, checked_chain, checked_chains, checked_seconds
 from ostraca_fabric.errors import ConnectError, OstracaError, RefusedError, UsageError
 from ostraca_fabric.model.chain import Chain
+from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.telemetry.explain import BlockExplanation
 from ostraca_fabric.telemetry.status import AgentStatus
 from ostraca_fabric.wire.codec import read_body
 from ostraca_fabric.wire.messages import EndSession, Explain, Explained, Message, StatusDone, StatusRequest
 
 _Result = TypeVar("_Result")
-
-_SIGNALS_S = 0.05
-"""Longest sleep of a caller. A signal that comes right before the sleep does not end it, so its handler would
-run at the operation's deadline only."""
 
 _CLOSE_S = 10.0
 """Longest wait of ``close``. A dial or a device copy still under way continues in the background."""
@@ -81,7 +79,7 @@ class Call(Generic[_Result]):
         """Wait for the end; return whether the call has ended within *timeout_s* seconds."""
         until_s = time.monotonic() + timeout_s
         while not self.is_ended and (left_s := until_s - time.monotonic()) > 0:
-            self._ended.acquire(timeout=min(left_s, _SIGNALS_S))
+            self._ended.acquire(timeout=min(left_s, SIGNALS_S))
         return self.is_ended
 
     def outlast(self, request_end: Callable[[], None]) -> None:
@@ -177,6 +175,9 @@ class JobRunner:
         self._name = name
         self._driver = Driver(runtime, submitted_max=runtime.settings.submitted_max)
         self._tickets = itertools.count(1)
+        self._counts_later = False
+        """Whether callers have done jobs since the last ``await_counts``."""
+
         self._is_closed = False
         _alive.add(self)
 
@@ -213,10 +214,17 @@ class JobRunner:
     def run_brief(self, job: Job[Any, _Result]) -> _Result:
         """Run a job in this thread, if it is brief and a connection of callers is free; else as ``run``."""
         self.runtime.check_open()
-        if not (job.is_brief and self.runtime.connections.callers.run(job)):
-            return self.run(job)
-        self._driver.post_later(RunAction(partial(self._count, job, time.monotonic()), Call().end))
-        return job.result()
+        is_tried = job.is_brief
+        if is_tried and self.runtime.connections.callers.run(job):
+            ended_s = time.monotonic()
+            post = self._driver.post if ended_s >= job.until_s else self._driver.post_later
+            post(RunAction(partial(self._count, job, ended_s), Call().end))
+            self._counts_later = True
+            return job.result()
+        if is_tried and self.runtime.is_closed:  # meanwhile
+            job.decline(Reason.DISCONNECTED, "closed here")
+            return job.result()
+        return self.run(job)
 
     def _count(self, job: Job[Any, Any], ended_s: float) -> None:
         """Count a job of a caller's thread. In the driver's thread."""
@@ -225,6 +233,16 @@ class JobRunner:
         session = self.runtime.connections.session
         if ended_s >= job.until_s and session is not None:
             session.report_late(job.begun_s)
+
+    def await_counts(self) -> None:
+        """Wait for the counts of ended jobs, briefly: a busy driver counts later."""
+        runtime = self.runtime
+        if not self._counts_later or runtime.is_closed or not runtime.is_ours or self._driver.is_this_thread:
+            return
+        self._counts_later = False
+        call: Call[None] = Call()
+        self._driver.post(RunAction(call.end, call.end))
+        call.wait(SIGNALS_S)
 
     def submit(self, job: Job[Any, Any], deliver: Deliver | None = None) -> Ticket:
         """Start a job, and pass its result to *deliver*; without, to the queue of completions.

@@ -283,13 +283,14 @@ class Trial:
         while any(self._under_way()) and time.monotonic() < until_s:
             time.sleep(0.0005)
 
-    def _under_way(self) -> tuple[int, int, int]:
+    def _under_way(self) -> tuple[int, int, int, bool]:
         session = self._client._runtime.connections.session
         assert session is not None
         return (
             len(session._inflight),
             self._client.quarantined_bytes,
             len(self._client._runner._driver._active),
+            self._client._runtime.connections.callers._is_running,
         )
 
     def _books(self) -> dict[str, object]:
@@ -297,6 +298,7 @@ class Trial:
 
     def _read_books(self) -> dict[str, object]:
         ledger = self._client._runtime.arena.ledger
+        own = len(self._client._runtime.connections.callers._still_open())
         with self._client._runtime.arena.changed:
             check_ledger(ledger)
         return {
@@ -306,7 +308,7 @@ class Trial:
             "users": self._client._runtime.connections.session._users
             if self._client._runtime.connections.session
             else None,
-            "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+            "descriptors": len(list(Path("/proc/self/fd").iterdir())) - own,
             "threads": sorted(thread.name for thread in threading.enumerate()),
         }
 
