@@ -334,6 +334,7 @@ class _Alarm:
 
     def disarm(self) -> None:
         self._is_armed = False
+        signal.setitimer(signal.ITIMER_REAL, 0.0)  # it would end a process without a handler at its exit
 
     def ring(self, _: int, __: FrameType | None) -> None:
         if self._is_armed:
