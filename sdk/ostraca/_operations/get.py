@@ -260,7 +260,8 @@ class GetIntoJob(GetJob[GetResult]):
         """Positions and verdicts of blocks copied by ``run_at``."""
 
         is_small = 0 < int(self.lengths.sum(dtype=np.int64)) <= SCRATCH_BYTES
-        self.is_brief = is_small and isinstance(self._into, HostBlocks)
+        is_plain = isinstance(self._into, HostBlocks) and self._region is None  # no rows to claim
+        self.is_brief = is_small and is_plain
         reads_devices = runtime.direct is not None and runtime.direct.reads_devices
         self._staged = (
             StagedReads(self._into) if reads_devices and isinstance(self._into, DeviceBlocks) else None

@@ -51,7 +51,7 @@ class LookupJob(AgentJob[LookupSpec, LookupResult]):
 
     def run_at(self, connection: CallerConnection) -> bool:
         """Ask for all blocks at once."""
-        spans = tuple(chain.span() for chain in self.spec.parts)
+        spans = tuple(chain.span() for chain in self.spec.parts if len(chain))
         if not connection.fits(self._blocks, self.spec.volume) or len(spans) > SPANS_MAX:
             return False
 
