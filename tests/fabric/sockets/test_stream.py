@@ -3,7 +3,9 @@ from __future__ import annotations
 import functools
 import os
 import random
+import signal
 import socket
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.fabric.connection.bulk import bulk_start
 
-from ostraca_fabric.sockets.stream import CopyingSender, Outbox, SocketSender, receive
+from ostraca_fabric.sockets.stream import CopyingSender, Outbox, SocketSender, receive, send_all
 from ostraca_fabric.wire.frames import (
     HEADER_BYTES,
     BulkEnd,
@@ -269,3 +271,17 @@ def test_blanked_blocks_are_zeros_and_other_blocks_and_messages_stay(seed: int) 
     sent = int(np.count_nonzero(found))
     assert (found[:sent] == 7).all(), "what was sent before, and zeros behind"
     assert outbox.is_empty
+
+
+def test_a_send_to_a_lost_connection_is_an_error_and_no_signal() -> None:
+    """A program may have the usual effect of SIGPIPE back, which ends the process."""
+    seen: list[int] = []
+    usual = signal.signal(signal.SIGPIPE, lambda number, _: seen.append(number))
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    try:
+        with ours, pytest.raises(BrokenPipeError):
+            send_all(ours, b"anything", until_s=time.monotonic() + NOBODY_WAKES_S)
+    finally:
+        signal.signal(signal.SIGPIPE, usual)
+    assert not seen

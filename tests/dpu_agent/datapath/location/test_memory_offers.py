@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 import pytest
@@ -23,11 +24,13 @@ from tests.support.agent.assembly import (
     with_cache,
 )
 
+from ostraca_dpu_agent.datapath.request import WorkerConnection
 from ostraca_dpu_agent.settings import MIB
+from ostraca_fabric.errors import RefusedError
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState
-from ostraca_fabric.model.overrides import Overrides, Switch
+from ostraca_fabric.model.overrides import Overrides, Switch, TenantOverride
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.messages import ExtentsRead, GetDone, GetProgress
+from ostraca_fabric.wire.messages import ExtentsRead, Get, GetDone, GetProgress
 
 HIT, MISS = BlockState.HIT, BlockState.MISS
 CACHED = with_cache(2 * MIB)
@@ -176,3 +179,98 @@ async def test_a_volume_in_shadow_mode_tells_no_places() -> None:
         await fabric.at_rest()
         assert (worker.said, done.places) == ([], b"")
         assert fabric.context.counters.tallies["shadow_get"].of(HIT) == 6
+
+
+# --- Gets of blocks in memory alone -------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class ArenalessWorker(MemoryWorker):
+    """A worker at a connection that has no arena."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "arena":
+            raise RefusedError("no_arena", "there is none")
+        return super().__getattribute__(name)
+
+
+def arenaless(fabric: Assembly, *, reads_memory: bool = True) -> ArenalessWorker:
+    return ArenalessWorker(fabric.worker().arena, reads_memory=reads_memory)
+
+
+def of_memory(fabric: Assembly, numbers: Sequence[int]) -> Get:
+    """Return a get that wants places of all blocks, and has no slots."""
+    message = fabric.get_message(numbers)
+    return msgspec.structs.replace(message, slots=bytes(len(message.slots)), in_memory=True)
+
+
+async def test_a_get_of_memory_needs_no_arena() -> None:
+    async with cached() as (fabric, _):
+        worker = arenaless(fabric)
+        done = await fabric.data_path.get(worker, fabric.volume, of_memory(fabric, [3, 0, 5]))
+        assert get_states(done) == [HIT] * 3
+        assert in_memory(fabric, done) == {0: content_of(3), 1: content_of(0), 2: content_of(5)}
+        assert not worker.said
+        assert not len(fabric.context.tasks)
+        counters = fabric.context.counters
+        assert (counters.get_hits_direct, counters.tallies["get"].of(HIT)) == (3, 3)
+        with pytest.raises(RefusedError, match="there is none"):
+            await fabric.data_path.get(worker, fabric.volume, fabric.get_message([3]))
+        await fabric.at_rest()
+
+
+async def test_a_get_of_memory_tells_of_staged_blocks_too() -> None:
+    async with assembled() as fabric:
+        await fabric.ready()
+        fabric.drive.holds_writes = True
+        await fabric.put(fabric.worker(), range(4), ack=Ack.STAGED)
+        done = await fabric.data_path.get(arenaless(fabric), fabric.volume, of_memory(fabric, range(4)))
+        assert in_memory(fabric, done) == {number: content_of(number) for number in range(4)}
+        fabric.drive.let_go()
+        await fabric.at_rest()
+
+
+async def refused(fabric: Assembly, worker: WorkerConnection, message: Get) -> None:
+    """Check that a get is refused, and that nothing is said, counted or held for it."""
+    with pytest.raises(RefusedError) as failed:
+        await fabric.data_path.get(worker, fabric.volume, message)
+    assert failed.value.code == "not_in_memory"
+    assert not len(fabric.context.tasks)
+    counters = fabric.context.counters
+    assert (counters.get_hits_direct, counters.get_hits_from_cache) == (0, 0)
+    assert not counters.tallies["get"].snapshot().blocks
+    await fabric.at_rest()
+
+
+async def test_a_get_of_memory_is_refused_unless_all_blocks_are_there() -> None:
+    async with cached() as (fabric, _):
+        worker = arenaless(fabric)
+        await refused(fabric, worker, of_memory(fabric, [3, 99, 0]))
+        assert not worker.said
+        assert get_states(await fabric.get(fabric.worker(), [3, 99, 0])) == [HIT, MISS, HIT]
+
+
+async def test_a_get_of_memory_is_refused_to_whom_reads_none_or_has_failed_to() -> None:
+    async with cached() as (fabric, _):
+        await refused(fabric, arenaless(fabric, reads_memory=False), of_memory(fabric, [3]))
+        again = msgspec.structs.replace(of_memory(fabric, [3]), is_again=True)
+        await refused(fabric, arenaless(fabric), again)
+
+
+@pytest.mark.parametrize("switch", [Switch.SHADOW, Switch.OFF])
+async def test_a_get_of_memory_is_refused_where_the_volume_is_not_on(switch: Switch) -> None:
+    async with cached() as (fabric, _):
+        fabric.membership.rule(Overrides(switches={(TENANT, "v"): switch}, revision=1))
+        await refused(fabric, arenaless(fabric), of_memory(fabric, range(6)))
+        assert fabric.context.counters.tallies["shadow_get"].of(HIT) == 0
+
+
+async def test_a_refused_get_of_memory_takes_none_of_the_tenants_rate() -> None:
+    async with cached() as (fabric, _):
+        limited = Overrides(
+            tenants={TENANT: TenantOverride(1, "", agent_bytes_per_s=BLOCK_BYTES)}, revision=1
+        )
+        fabric.membership.rule(limited)
+        for _ in range(10):
+            await refused(fabric, arenaless(fabric), of_memory(fabric, [3, 99]))
+        assert get_states(await fabric.get(fabric.worker(), [3])) == [HIT]
