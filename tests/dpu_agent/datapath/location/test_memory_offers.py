@@ -268,7 +268,7 @@ async def test_a_get_of_memory_is_refused_where_the_volume_is_not_on(switch: Swi
 async def test_a_refused_get_of_memory_takes_none_of_the_tenants_rate() -> None:
     async with cached() as (fabric, _):
         limited = Overrides(
-            tenants={TENANT: TenantOverride(1, "", agent_bytes_per_s=BLOCK_BYTES)}, revision=1
+            tenants={TENANT: TenantOverride(1, "t", agent_bytes_per_s=BLOCK_BYTES)}, revision=1
         )
         fabric.membership.rule(limited)
         for _ in range(10):
