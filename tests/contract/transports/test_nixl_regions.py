@@ -30,7 +30,7 @@ from tests.contract.transports.transport_bench import (
 from tests.support.agent.assembly import until
 from tests.support.agent.moving import move
 
-from ostraca_dpu_agent.adapters.transports.nixl_thread import NixlPeer
+from ostraca_dpu_agent.adapters.transports.nixl_peer import NixlPeer
 from ostraca_dpu_agent.adapters.transports.nixl_transport import NixlTransport
 from ostraca_fabric.nixl.runtime import sealed
 from ostraca_fabric.ports.transport import BulkChannel, Direction

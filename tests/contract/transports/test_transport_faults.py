@@ -30,7 +30,7 @@ from tests.contract.transports.transport_bench import (
 from tests.support.agent.moving import move
 
 from ostraca_dpu_agent.adapters.transports import nixl_thread
-from ostraca_dpu_agent.adapters.transports.nixl_thread import NixlPeer
+from ostraca_dpu_agent.adapters.transports.nixl_peer import NixlPeer
 from ostraca_dpu_agent.adapters.transports.nixl_transport import NixlSettings, NixlTransport
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.nixl import runtime

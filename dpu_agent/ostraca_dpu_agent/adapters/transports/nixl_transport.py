@@ -14,8 +14,8 @@ shared memory (CMA) and RDMA. Over other means, namely TCP, UCX makes the worker
 UCX then *aborts the worker's process* if the connection breaks during a read (docs/adr/0011). Such a
 worker is refused, and its blocks cross inline.
 
-See ``nixl_runtime`` for the time when a future resolves. Transfers of a dead worker process resolve
-FAILED. Transfers of a suspended worker stay unsettled until the worker continues or dies.
+See ``ostraca_fabric.nixl.runtime`` for the time when a future resolves. Transfers of a dead worker process
+resolve FAILED. Transfers of a suspended worker stay unsettled until the worker continues or dies.
 
 A transfer that does not end as DONE leaves an unusable peer. The transport therefore closes the control
 connection *before* the transfer's future resolves. Data received earlier might still be written when the
@@ -34,7 +34,8 @@ from typing import TypeVar
 
 import numpy as np
 
-from ostraca_dpu_agent.adapters.transports.nixl_thread import NixlPeer, NixlRemote, NixlSlots, NixlThread
+from ostraca_dpu_agent.adapters.transports.nixl_peer import NixlPeer, NixlRemote, NixlSlots
+from ostraca_dpu_agent.adapters.transports.nixl_thread import NixlThread
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.nixl.runtime import (
