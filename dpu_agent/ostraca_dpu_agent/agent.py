@@ -24,7 +24,7 @@ from ostraca_dpu_agent.controller.unavailable import shard_counts
 from ostraca_dpu_agent.datapath.data_path import DataPath
 from ostraca_dpu_agent.datapath.location.routing import PreviousOwners, RouteTable
 from ostraca_dpu_agent.datapath.names import BlockNames
-from ostraca_dpu_agent.datapath.request import RequestContext
+from ostraca_dpu_agent.datapath.requests.context import RequestContext
 from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_dpu_agent.experimental.reservation_keeper import ReservationKeeper
 from ostraca_dpu_agent.feed.router_feed import RouterFeed

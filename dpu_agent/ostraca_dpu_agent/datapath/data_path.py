@@ -19,7 +19,8 @@ from ostraca_dpu_agent.datapath.names import BlockNames
 from ostraca_dpu_agent.datapath.prefetch import PrefetchRun, prefetch_at_peer
 from ostraca_dpu_agent.datapath.put import PutRun
 from ostraca_dpu_agent.datapath.queries import explain, look_up
-from ostraca_dpu_agent.datapath.request import Deadline, Holder, RequestContext, WorkerConnection
+from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
+from ostraca_dpu_agent.datapath.requests.worker import Holder, WorkerConnection
 from ostraca_dpu_agent.datapath.shadow import Shadows
 from ostraca_dpu_agent.volumes import Incarnations, ServedVolume
 from ostraca_fabric.errors import RefusedError

@@ -30,14 +30,9 @@ from ostraca_dpu_agent.datapath.flash_io import (
 )
 from ostraca_dpu_agent.datapath.location.extents import OfferedBlocks, offers_of_drives
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations, Pins
-from ostraca_dpu_agent.datapath.request import (
-    Deadline,
-    RequestContext,
-    TransferRun,
-    WorkerConnection,
-    cache_offer,
-    run_all,
-)
+from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
+from ostraca_dpu_agent.datapath.requests.transfer import TransferRun
+from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
 from ostraca_dpu_agent.datapath.staging.staged import StagedWave
@@ -260,8 +255,8 @@ class GetRun(TransferRun[Get]):
         settings = context.settings
         lanes = context.parts_at_once(settings.waves_ahead, settings.get_part_bytes)
         lanes = min(lanes, len(self._in_memory))
-        await run_all(
-            context.tasks, [*(self._memory_lane() for _ in range(lanes)), self._load_from_flash(~is_here)]
+        await context.tasks.run_all(
+            [*(self._memory_lane() for _ in range(lanes)), self._load_from_flash(~is_here)]
         )
         if self._is_gone.any():
             await self._load_from_flash(self._is_gone)
@@ -298,7 +293,7 @@ class GetRun(TransferRun[Get]):
                 )
                 lanes = context.parts_at_once(context.settings.reads_ahead, per_part * self._slot_bytes)
                 queues = interleave_drives(plan.queues, lanes=lanes)
-                await run_all(context.tasks, [self._lane(plan, *queue) for queue in queues])
+                await context.tasks.run_all([self._lane(plan, *queue) for queue in queues])
         finally:
             context.locator.release(locations.pins)
         self._admission.end_loads()
@@ -526,7 +521,7 @@ class GetRun(TransferRun[Get]):
         if not reads or self._context.staging.cache.limit_bytes == 0:
             return None
         is_good = reads[0].reasons() == Reason.NONE
-        return cache_offer(self._blocks, plan.positions[part], plan.tags[part], is_good)
+        return self._blocks.cache_offer(plan.positions[part], plan.tags[part], is_good)
 
     async def _deliver_read(
         self, plan: ReadPlan, drive: DriveId, part: slice, lease: StagingLease, read: PartRead

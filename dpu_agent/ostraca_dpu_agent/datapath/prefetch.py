@@ -13,14 +13,9 @@ from collections import deque
 import numpy as np
 
 from ostraca_dpu_agent.datapath.flash_io import PartRead, ReadPlan
-from ostraca_dpu_agent.datapath.request import (
-    Deadline,
-    Holder,
-    RequestBlocks,
-    RequestContext,
-    cache_offer,
-    wait_for_all,
-)
+from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
+from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
+from ostraca_dpu_agent.datapath.requests.worker import Holder
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError, MalformedError
@@ -28,6 +23,7 @@ from ostraca_fabric.model.extent import rounded_up
 from ostraca_fabric.model.ids import AgentId, DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.ports.owners import Owners
+from ostraca_fabric.runtime.tasks import wait_for_all
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import Failure, Prefetch, PrefetchDone, PrefetchFor
@@ -163,7 +159,7 @@ class PrefetchRun:
                 for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
                     context.report_damage(plan.locations, blocks, int(positions[row]))
         finally:
-            keep = cache_offer(blocks, positions, plan.tags[part], reasons == Reason.NONE, uses=0)
+            keep = blocks.cache_offer(positions, plan.tags[part], reasons == Reason.NONE, uses=0)
             context.release(lease, reads, keep=keep)
         if not self._deadline.is_over():
             is_good = reasons == Reason.NONE

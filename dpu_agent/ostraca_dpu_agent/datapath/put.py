@@ -27,14 +27,9 @@ from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.flash_io import DriveIO, cut_into_waves, interleave_drives
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS
-from ostraca_dpu_agent.datapath.request import (
-    Deadline,
-    RequestContext,
-    TransferRun,
-    WorkerConnection,
-    run_all,
-    wait_for_all,
-)
+from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
+from ostraca_dpu_agent.datapath.requests.transfer import TransferRun
+from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
 from ostraca_dpu_agent.datapath.space import Space, is_too_short
 from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
@@ -46,7 +41,7 @@ from ostraca_fabric.model.extent import Pieces, whole_pages
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Ack, PutState, Reason
 from ostraca_fabric.ports.transport import BlockStream
-from ostraca_fabric.runtime.tasks import until_done
+from ostraca_fabric.runtime.tasks import until_done, wait_for_all
 from ostraca_fabric.tables.digests import GOOD, TagCheck
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
@@ -176,7 +171,7 @@ class PutRun(TransferRun[Put]):
                 moving.insert(0, self._retry_busy())
             else:
                 self._end_check(None)
-            await run_all(context.tasks, moving)
+            await context.tasks.run_all(moving)
         finally:
             committed_bytes = int(self._blocks.lengths[self._outcomes.states == PutState.COMMITTED].sum())
             context.record("put", self._blocks.keys, self._outcomes, committed_bytes)

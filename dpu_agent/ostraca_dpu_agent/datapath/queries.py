@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ostraca_dpu_agent.datapath.request import Deadline, RequestContext
+from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError
 from ostraca_fabric.model.ids import AgentId, ShardId, enclosure_of

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from ostraca_dpu_agent.datapath.get import GetRun, MovedPart
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS
 from ostraca_dpu_agent.datapath.queries import look_up
-from ostraca_dpu_agent.datapath.request import RequestContext, WorkerConnection
+from ostraca_dpu_agent.datapath.requests.context import RequestContext
+from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.outcome import BlockState, Reason

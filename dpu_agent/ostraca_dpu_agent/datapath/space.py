@@ -22,7 +22,7 @@ from ostraca_dpu_agent.datapath.location.routing import (
     group_by_drive,
     restrict,
 )
-from ostraca_dpu_agent.datapath.request import RequestBlocks
+from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.model.chain import DEPTH_UNKNOWN, Span

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ostraca_dpu_agent.datapath.request import RequestContext
+from ostraca_dpu_agent.datapath.requests.context import RequestContext
 from ostraca_dpu_agent.feed.messages import FeedMessages
 from ostraca_dpu_agent.feed.pages import FedPages, Part
 from ostraca_dpu_agent.settings import RouterFeedSettings

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemoryReader
 from ostraca_dpu_agent.datapath.data_path import DataPath
-from ostraca_dpu_agent.datapath.request import ReadsEnded
+from ostraca_dpu_agent.datapath.requests.worker import ReadsEnded
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
 from ostraca_dpu_agent.settings import RequestSettings
 from ostraca_dpu_agent.shards.service import OwnerService

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Generic, TypeVar, cast
@@ -51,6 +51,17 @@ class Tasks:
             failed.set_exception(error)
             return failed
         return self.spawn(_finished(rest)) if isinstance(rest, _Rest) else completed(cast("_T", rest))
+
+    async def run_all(self, coroutines: Sequence[Coroutine[Any, Any, None]]) -> None:
+        """Run coroutines at once, the last in this task; then raise an exception of any of them."""
+        if not coroutines:
+            return
+        others = [self.spawn(each) for each in coroutines[:-1]]
+        try:
+            await coroutines[-1]
+        finally:
+            if others:
+                await wait_for_all(others)
 
     async def finish(self, *, within_s: float | None = None) -> bool:
         """Wait for all tasks, also tasks started meanwhile; tell whether all ended."""
@@ -168,6 +179,14 @@ async def until_done(*futures: asyncio.Future[Any]) -> None:
     finally:
         for future in futures:
             future.remove_done_callback(wake)
+
+
+async def wait_for_all(tasks: Collection[asyncio.Future[None]]) -> None:
+    """Wait for the end of all tasks, then raise an exception of any task."""
+    for task in tasks:
+        await until_done(task)
+    for task in tasks:
+        task.result()
 
 
 def completed(result: _T) -> asyncio.Future[_T]:

@@ -33,7 +33,7 @@ from ostraca_dpu_agent.datapath.admission import (
     Load,
     LoadQueue,
 )
-from ostraca_dpu_agent.datapath.request import RequestBlocks
+from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
 from ostraca_dpu_agent.settings import MIB
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId

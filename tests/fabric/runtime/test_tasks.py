@@ -1,4 +1,4 @@
-"""Tests of coroutines whose first part runs without a task."""
+"""Tests of tasks, and of coroutines whose first part runs without a task."""
 
 from __future__ import annotations
 
@@ -170,3 +170,25 @@ async def test_an_error_of_a_begun_coroutine_is_raised_where_its_future_is_await
             await each
     assert await tasks.finish(within_s=60)
     assert caplog.text.count("a task of the test crashed") == 1
+
+
+async def test_the_last_of_several_coroutines_takes_no_task_and_all_end_before_an_error_is_raised() -> None:
+    tasks, own, events = Tasks("a test"), asyncio.current_task(), list[object]()
+    is_last_done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def failing() -> None:
+        events.append(asyncio.current_task() is own)
+        raise ValueError("first")
+
+    async def waiting() -> None:
+        await is_last_done
+        events.append("waited")
+
+    async def last() -> None:
+        events.append(asyncio.current_task() is own)
+        is_last_done.set_result(None)
+
+    with pytest.raises(ValueError, match="first"):
+        await tasks.run_all([failing(), waiting(), last()])
+    assert events == [True, False, "waited"]
+    await tasks.run_all([])

@@ -10,9 +10,10 @@ from tests.simulation.mutants.mistakes import _change
 
 from ostraca.results import BlockOutcomes
 from ostraca_dpu_agent import volumes
-from ostraca_dpu_agent.datapath import prefetch, queries, request
+from ostraca_dpu_agent.datapath import prefetch, queries
 from ostraca_dpu_agent.datapath.data_path import DataPath
-from ostraca_dpu_agent.datapath.request import RequestContext
+from ostraca_dpu_agent.datapath.requests import blocks as request_blocks
+from ostraca_dpu_agent.datapath.requests.context import RequestContext
 from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.model.ids import TenantId
@@ -41,7 +42,7 @@ def keys_are_remembered_by_their_hashes_alone() -> None:
     def remembered(secret: bytes, spans: Any) -> Any:
         return kept.setdefault(tuple(span.hashes for span in spans), derive_keys(secret, spans))
 
-    for each in (request, queries, prefetch):
+    for each in (request_blocks, queries, prefetch):
         _change(each, "derive_keys", remembered)
 
 
@@ -55,7 +56,7 @@ def neither_keys_nor_tags_of_gets_tell_tenants_apart() -> None:
         return await get(self, its, theirs, wanted)
 
     _change(DataPath, "get", reaching)
-    for each in (request, worker, blocks):
+    for each in (request_blocks, worker, blocks):
         _change(each, "tag_seeds", lambda its, *of: tag_seeds(replace(its, tenant=anybody), *of))
 
 

@@ -22,7 +22,8 @@ from ostraca_dpu_agent.adapters.transports.inline_transport import InlineTranspo
 from ostraca_dpu_agent.adapters.transports.submitted_stream import SubmittedStreams
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.datapath.data_path import DataPath
-from ostraca_dpu_agent.datapath.request import ReadableMemory, ReadsEnded, RequestContext
+from ostraca_dpu_agent.datapath.requests.context import RequestContext
+from ostraca_dpu_agent.datapath.requests.worker import ReadableMemory, ReadsEnded
 from ostraca_dpu_agent.settings import (
     MIB,
     AgentSettings,
@@ -246,7 +247,7 @@ class MemoryArena(SubmittedStreams):
 
 @dataclass(eq=False)
 class MemoryWorker:
-    """A worker: implements ``datapath.request.Worker``."""
+    """A worker: implements ``datapath.requests.worker.WorkerConnection``."""
 
     arena: MemoryArena
     tenant: TenantId = TENANT

@@ -71,7 +71,7 @@ class WorkerMemories:
 
 
 class CopiedMemory:
-    """One agent's reader of one worker's memory: implements ``datapath.request.ReadableMemory``."""
+    """One agent's reader of one worker's memory: implements ``ReadableMemory``."""
 
     def __init__(self, memories: WorkerMemories, memory: OfferedMemory) -> None:
         self._memories = memories

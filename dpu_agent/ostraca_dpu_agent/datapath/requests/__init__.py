@@ -1,0 +1,1 @@
+"""Shared parts of requests: blocks, deadline, counters and services."""

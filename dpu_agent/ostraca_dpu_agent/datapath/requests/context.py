@@ -1,0 +1,262 @@
+"""Services for requests, and their deadlines.
+
+A request is *over* once answered. Its waves may continue, since neither an I/O nor a transfer can be
+cancelled. A wave checks ``is_over`` before any new step, and frees its memory after the end of its last
+step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ostraca_dpu_agent.datapath.admission import LatencyEstimator
+from ostraca_dpu_agent.datapath.commits import Commits
+from ostraca_dpu_agent.datapath.flash_io import DriveIO, PartReader, WriteQueue
+from ostraca_dpu_agent.datapath.location.locator import Locator
+from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Routes
+from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
+from ostraca_dpu_agent.datapath.requests.counters import DataPathCounters
+from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
+from ostraca_dpu_agent.datapath.staging.leases import StagingLease
+from ostraca_dpu_agent.datapath.staging.staged import StagedBlocks
+from ostraca_dpu_agent.datapath.staging.staging import Staging
+from ostraca_dpu_agent.settings import AgentSettings
+from ostraca_fabric.model.direct_reads import DirectReadPermission
+from ostraca_fabric.model.ids import AgentId, DriveId, TenantId
+from ostraca_fabric.ports.drive import Drive
+from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.ports.owners import LocalShards, Owners
+from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.runtime.threads import show_name
+from ostraca_fabric.telemetry.explain import EventKind
+from ostraca_fabric.telemetry.requests import EventRing
+from ostraca_fabric.wire.codec import Outcomes
+from ostraca_fabric.wire.messages import Damage
+
+_CHECK_THREADS = 2
+
+_KINDS = {
+    "lookup": EventKind.LOOKED_UP,
+    "get": EventKind.GOT,
+    "put": EventKind.PUT,
+    "prefetch": EventKind.PREFETCHED,
+    "shadow_lookup": EventKind.SHADOWED,
+    "shadow_get": EventKind.SHADOWED,
+}
+
+
+class Deadline:
+    """Deadline and end of a request."""
+
+    def __init__(self, clock: Callable[[], float], *, until_s: float, stopped: asyncio.Future[None]) -> None:
+        """Run until *until_s* on *clock*, or until *stopped* is done.
+
+        After *stopped*, no caller wants the answer.
+        """
+        self._clock = clock
+        self._until_s = until_s
+        self.stopped = stopped
+        self._is_over = False
+
+    def is_over(self) -> bool:
+        """Whether the request has been answered, or is about to be."""
+        return self._is_over
+
+    @property
+    def left_s(self) -> float:
+        """Remaining time; never negative."""
+        return max(0.0, self._until_s - self._clock())
+
+    async def wait(self, tasks: Collection[asyncio.Future[Any]]) -> None:
+        """Wait for all tasks, the deadline or ``stopped``; then be over.
+
+        Raises the exception of any task.
+        """
+        waiting, loop = set(tasks), asyncio.get_running_loop()
+        over: asyncio.Future[None] = loop.create_future()
+
+        def be_over() -> None:
+            if not over.done():
+                over.set_result(None)
+
+        def ended(task: asyncio.Future[Any]) -> None:
+            waiting.discard(task)
+            has_crashed = not task.cancelled() and task.exception() is not None
+            if not waiting or has_crashed or task is self.stopped:
+                be_over()
+
+        for task in (*waiting, self.stopped):
+            task.add_done_callback(ended)
+        timer = loop.call_later(self.left_s, be_over)
+        try:
+            if waiting:
+                await over
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            self._is_over = True
+            timer.cancel()
+            self.stopped.remove_done_callback(ended)
+
+
+class RequestContext:
+    """Services for requests. Use on the event loop's thread only."""
+
+    def __init__(  # noqa: PLR0913 (the services of a data path)
+        self,
+        agent: AgentId,
+        settings: AgentSettings,
+        *,
+        staging: Staging,
+        drives: Mapping[DriveId, Drive],
+        owners: Owners,
+        here: LocalShards,
+        routes: Callable[[], Routes],
+        clock: Callable[[], float],
+        events: EventRing,
+        membership: Membership,
+    ) -> None:
+        """Work with the newest *routes*, the shards *here*, and the live settings of *membership*.
+
+        The controller keeps *drives* current.
+        """
+        self.settings = settings.flow
+        self.hold_s = settings.owner.hold_s
+        self.staging = staging
+        self.drives = drives
+        self.owners = owners
+        self.routes = routes
+        self.clock = clock
+        self.events = events
+        self._membership = membership
+        self._direct_reads = DirectReadPermission()
+        self.staged = StagedBlocks()
+        self.locator = Locator(agent, owners, drives, here)
+        self.estimator = LatencyEstimator(settings.flow.wave_bytes, threading.Lock())
+        self.writes = WriteQueue(
+            wait_s=self.settings.write_behind_s,
+            wait_bytes_max=min(self.settings.put_group_bytes, staging.put_bytes_max // 4),
+        )
+        staging.on_wait = self.writes.flush
+        self.reader = PartReader(staging, drives, self.estimator, clock)
+        self.counters = DataPathCounters(
+            staging.cache.prefetched, self.estimator.estimates, lambda: self.locator.found_earlier
+        )
+        self.tasks = Tasks("the data path")
+        self.commits = Commits(owners, self.tasks, clock)
+        self.checkers = ThreadPoolExecutor(
+            _CHECK_THREADS, thread_name_prefix="ostraca-check", initializer=show_name, initargs=("check",)
+        )
+        """Threads for checks of many bytes."""
+
+    async def close(self, *, within_s: float) -> bool:
+        """Wait for the end of all work; return whether all has ended."""
+        self.writes.flush()
+        ended = await self.tasks.finish(within_s=within_s)
+        self.checkers.shutdown(wait=False)
+        return ended
+
+    @property
+    def requests_max(self) -> int:
+        """Largest number of requests under way."""
+        return self._membership.overrides.live.requests_max or self.settings.requests_max
+
+    @property
+    def deadline_max_s(self) -> float:
+        """Upper bound of deadlines."""
+        return self._membership.overrides.live.deadline_max_s or self.settings.deadline_max_s
+
+    def has_room_for(self, tenant: TenantId) -> bool:
+        """Return whether the tenant may have one more request under way."""
+        tenants = self.staging.tenants
+        return tenants.may_add(tenants.requests, tenant, self.requests_max)
+
+    def may_read_directly(self, tenant: TenantId) -> bool:
+        """Return whether workers of this tenant may read extents from drives now.
+
+        False while the agent may lack news of the store, such as a second tenant.
+        """
+        membership = self._membership
+        is_allowed = self._direct_reads.allows(membership.overrides, membership.volumes, tenant)
+        return is_allowed and not membership.trouble
+
+    def start_deadline(self, deadline_s: float, stopped: asyncio.Future[None]) -> Deadline:
+        """Start the clock of a request."""
+        allowed_s = min(deadline_s, self.deadline_max_s) - self.settings.answer_margin_s
+        return Deadline(self.clock, until_s=self.clock() + allowed_s, stopped=stopped)
+
+    def record(
+        self, operation: str, keys: NDArray[np.uint8], outcomes: Outcomes, good_bytes: int = 0
+    ) -> None:
+        """Count and record final outcomes of blocks, and bytes moved or stored.
+
+        Rechecks are no events: their number would overwrite all others.
+        """
+        self.counters.count(operation, outcomes, good_bytes)
+        if operation in _KINDS:
+            self.events.record(_KINDS[operation], keys, outcomes.states, outcomes.reasons)
+
+    def blocks_per_wave(self, slot_bytes: int) -> int:
+        """Return the number of slots of this size in a wave."""
+        return max(1, self.settings.wave_bytes // slot_bytes)
+
+    def blocks_per_put(self, slot_bytes: int) -> int:
+        """Return the number of slots of this size in a group of a put.
+
+        A group never exceeds the most that staging lends to puts.
+        """
+        return max(1, min(self.settings.put_group_bytes, self.staging.put_bytes_max) // slot_bytes)
+
+    def blocks_per_part(self, slot_bytes: int, *, is_alone: bool = True) -> int:
+        """Return the number of slots of this size in a part of a get.
+
+        Parts are half as large unless the get *is_alone*: later parts wait for the staging of earlier ones.
+        """
+        part_bytes = min(self.settings.get_part_bytes, self.staging.limit_bytes // 8)
+        wanted_bytes = part_bytes if is_alone else part_bytes // 2
+        return max(self.blocks_per_wave(slot_bytes), wanted_bytes // slot_bytes)
+
+    def parts_at_once(self, waves: int, part_bytes: int) -> int:
+        """Return the number of parts of as many bytes as *waves*, one at least."""
+        return max(1, waves * self.settings.wave_bytes // part_bytes)
+
+    def release(self, lease: StagingLease, ios: Sequence[DriveIO], *, keep: CacheOffer | None) -> None:
+        """Release a lease, as ``Staging.release``.
+
+        The release waits for the end of I/Os abandoned because of a silent drive.
+        """
+        abandoned = [io for io in ios if io.is_abandoned]
+        if abandoned:
+            self.staging.abandon_to_drive(lease)
+            self.tasks.spawn(self._release_late(lease, abandoned))
+        else:
+            self.staging.release(lease, keep=keep)
+
+    async def _release_late(self, lease: StagingLease, ios: Sequence[DriveIO]) -> None:
+        await asyncio.wait([io.ends for io in ios])
+        self.staging.release(lease)
+
+    def report_damage(self, locations: BlockLocations, blocks: RequestBlocks, position: int) -> None:
+        """Count a damaged block, and tell its owner."""
+        self.counters.damaged += 1
+        source = locations.sources[int(locations.source[position])]
+        self.owners.tell(
+            source.owner,
+            Damage(
+                shard=source.shard,
+                key=blocks.keys[position].tobytes(),
+                offset=int(locations.offsets[position]),
+                length=int(locations.lengths[position]),
+                generation=int(locations.generations[position]),
+                tag=locations.tags[position].tobytes(),
+                seed=int(blocks.seeds[position]),
+            ),
+        )

@@ -1,0 +1,103 @@
+"""Counters of the data path, for status and metrics."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+
+from ostraca_fabric.model.ids import DriveId
+from ostraca_fabric.model.outcome import BlockState, PutState, Reason
+from ostraca_fabric.telemetry.requests import OTHER_STATES, STATES, OperationTally, Tally
+from ostraca_fabric.telemetry.status import AgentCounters, EstimateCounters, PrefetchCounters
+from ostraca_fabric.wire.codec import Outcomes
+
+
+class DataPathCounters:
+    """Counters since the start, updated by requests, for status and metrics."""
+
+    def __init__(
+        self,
+        prefetched: PrefetchCounters,
+        estimates: EstimateCounters,
+        found_earlier: Callable[[], int],
+    ) -> None:
+        """Begin at zero.
+
+        *prefetched*, *estimates* and *found_earlier* are counted by the DRAM cache, the latency estimator
+        and the locator.
+        """
+        self._found_earlier = found_earlier
+        self._prefetched = prefetched
+        self._estimates = estimates
+        self.tallies = {operation: Tally(operation) for operation in (*STATES, *OTHER_STATES)}
+        self.get_hits_from_cache = 0
+        self.get_hits_from_staging = 0
+        self.get_hits_direct = 0
+        """Blocks left to workers that read them themselves: those on drives once read."""
+
+        self.hits_on: Counter[DriveId] = Counter()
+        """Blocks found by gets, per drive."""
+
+        self.damaged = 0
+        """Blocks from flash with a wrong tag."""
+
+    def count_cached(self, blocks: int) -> None:
+        """Count hits of the DRAM cache."""
+        self.get_hits_from_cache += blocks
+
+    def count_staged(self, blocks: int) -> None:
+        """Count hits of staged blocks."""
+        self.get_hits_from_staging += blocks
+
+    def count_direct(self, blocks: int) -> None:
+        """Count hits that a worker reads, beside their source."""
+        self.get_hits_direct += blocks
+
+    def hits_counter(self, drive: DriveId) -> Callable[[int], None]:
+        """Return the counter of hits on a drive."""
+
+        def count(blocks: int) -> None:
+            self.hits_on[drive] += blocks
+
+        return count
+
+    def count(self, operation: str, outcomes: Outcomes, good_bytes: int = 0) -> None:
+        """Count final outcomes of blocks, and bytes moved or stored."""
+        tally = self.tallies[operation]
+        tally.count(outcomes.states, outcomes.reasons)
+        tally.bytes += good_bytes
+
+    def decline(self, operation: str, blocks: int, reason: Reason) -> Outcomes:
+        """Count and return a decline of all blocks."""
+        outcomes = Outcomes.filled(blocks, (STATES | OTHER_STATES)[operation]["DECLINED"], reason)
+        self.count(operation, outcomes)
+        return outcomes
+
+    def snapshot(self) -> AgentCounters:
+        """Return the most used counters."""
+        get, put = self.tallies["get"], self.tallies["put"]
+        return AgentCounters(
+            get_hits=get.of(BlockState.HIT),
+            get_hits_from_cache=self.get_hits_from_cache,
+            get_misses=get.of(BlockState.MISS),
+            get_late=get.of(BlockState.LATE),
+            get_declined=get.of(BlockState.DECLINED),
+            get_bytes=get.bytes,
+            put_committed=put.of(PutState.COMMITTED),
+            put_exists=put.of(PutState.EXISTS),
+            put_declined=put.of(PutState.DECLINED),
+            put_bytes=put.bytes,
+            damaged=self.damaged,
+            found_earlier=self._found_earlier(),
+            prefetched=msgspec.structs.replace(self._prefetched),
+            estimates=msgspec.structs.replace(self._estimates),
+            get_hits_from_staging=self.get_hits_from_staging,
+            get_hits_direct=self.get_hits_direct,
+        )
+
+    def operations(self) -> tuple[OperationTally, ...]:
+        """Return all counters; those of shadow mode only if not zero."""
+        counted = [tally.snapshot() for tally in self.tallies.values()]
+        return tuple(each for each in counted if each.operation in STATES or each.blocks)
