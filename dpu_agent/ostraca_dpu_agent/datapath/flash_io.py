@@ -292,11 +292,6 @@ class PartReader:
         read.ends.add_done_callback(ended)
 
 
-def cut_into_waves(positions: NDArray[np.intp], blocks_per_wave: int) -> list[NDArray[np.intp]]:
-    """Cut positions into waves, in order."""
-    return [positions[at : at + blocks_per_wave] for at in range(0, len(positions), max(1, blocks_per_wave))]
-
-
 def interleave_drives(
     queues: Sequence[tuple[DriveId, deque[_Wave]]], *, lanes: int
 ) -> list[tuple[DriveId, deque[_Wave]]]:
@@ -306,19 +301,3 @@ def interleave_drives(
     """
     share = max(1, lanes // max(1, len(queues)))
     return [queue for turn in range(share) for queue in queues if turn < len(queue[1])]
-
-
-def waves_of_one_size(
-    slot_bytes: NDArray[np.int64], per_wave: Callable[[int], int]
-) -> list[NDArray[np.intp]]:
-    """Cut one or more blocks into waves with slots of one size.
-
-    *per_wave* returns the number of slots of a size in a wave. Each wave is indexes into *slot_bytes*.
-    """
-    everything, size = np.arange(len(slot_bytes)), int(slot_bytes[0])
-    if len(everything) == 1:
-        return [everything]
-    if (slot_bytes == size).all():
-        return cut_into_waves(everything, per_wave(size))
-    sizes = np.unique(slot_bytes).tolist()
-    return [wave for size in sizes for wave in cut_into_waves(everything[slot_bytes == size], per_wave(size))]

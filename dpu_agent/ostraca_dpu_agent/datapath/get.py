@@ -21,13 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.admission import GetAdmission
-from ostraca_dpu_agent.datapath.flash_io import (
-    PartRead,
-    ReadPlan,
-    cut_into_waves,
-    interleave_drives,
-    waves_of_one_size,
-)
+from ostraca_dpu_agent.datapath.flash_io import PartRead, ReadPlan, interleave_drives
 from ostraca_dpu_agent.datapath.location.extents import OfferedBlocks, offers_of_drives
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations, Pins
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
@@ -35,7 +29,7 @@ from ostraca_dpu_agent.datapath.requests.transfer import TransferRun
 from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
-from ostraca_dpu_agent.datapath.staging.staged import StagedWave
+from ostraca_dpu_agent.datapath.staging.memory_waves import MemoryWave, find_in_memory
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import RefusedError
 from ostraca_fabric.model.ids import DriveId
@@ -54,19 +48,6 @@ _HIT = int(BlockState.HIT)
 
 NO_LOCATIONS = BlockLocations.empty(0)
 """Location result of a request that asks no shard owner."""
-
-
-@dataclass(frozen=True, slots=True)
-class CachedWave:
-    """Blocks found in the DRAM cache, in slots of one size."""
-
-    positions: NDArray[np.intp]
-    rows: NDArray[np.int64]
-    """Rows of the cache."""
-
-    slot_bytes: int
-    as_of: int
-    """The cache's ``removed`` at the time of the search."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +102,7 @@ class GetRun(TransferRun[Get]):
             context, worker, volume, request, deadline, late=BlockState.LATE, needs_arena=needs_arena
         )
         self._in_regions = self._is_in_regions()
-        self._in_memory: deque[StagedWave | CachedWave] = deque()
+        self._in_memory: deque[MemoryWave] = deque()
         """Parts of staged and cached blocks that no lane has started."""
         self._is_gone = np.zeros(len(self._blocks), np.bool_)
         """Blocks that left staging or the cache before their wave's turn."""
@@ -193,13 +174,15 @@ class GetRun(TransferRun[Get]):
         hit_bytes = self._blocks.total_bytes(hits if positions is None else positions[hits])
         self._context.record(operation, keys, outcomes, hit_bytes)
 
-    def _find_in_memory(self) -> tuple[list[StagedWave | CachedWave], NDArray[np.bool_]]:
+    def _find_in_memory(self) -> tuple[list[MemoryWave], NDArray[np.bool_]]:
         """Find and admit staged and cached blocks; return those to deliver, and which blocks are in memory.
 
         A worker that reads memory is told their places instead. Raises RefusedError if it wants nothing else.
         """
-        is_here = np.zeros(len(self._blocks), np.bool_)
-        found: list[StagedWave | CachedWave] = [*self._find_staged(is_here), *self._find_cached(is_here)]
+        context, keys, lengths = self._context, self._blocks.keys, self._blocks.lengths
+        found, is_here = find_in_memory(
+            context.staged, context.staging.cache, keys, lengths, context.blocks_per_part
+        )
         may_leave = self._worker.reads_memory and self._may_leave_reads()
         if self._request.in_memory and not (may_leave and is_here.all()):
             raise RefusedError("not_in_memory", "some blocks are not in this agent's memory: use an arena")
@@ -213,7 +196,7 @@ class GetRun(TransferRun[Get]):
             found = []
         return found, is_here
 
-    def _leave_in_memory(self, found: Sequence[StagedWave | CachedWave], *, is_all: bool) -> None:
+    def _leave_in_memory(self, found: Sequence[MemoryWave], *, is_all: bool) -> None:
         """Tell the worker where blocks lie in memory: by the answer, if these are all blocks.
 
         Nothing is held for the worker. Its copies take no time of this agent, so they need no admission.
@@ -226,26 +209,19 @@ class GetRun(TransferRun[Get]):
             else:
                 self._worker.send(progress)
 
-    def _places(self, wave: StagedWave | CachedWave) -> GetProgress:
+    def _places(self, wave: MemoryWave) -> GetProgress:
         """Return where staged or cached blocks lie in the agent's memory, and count them as hits."""
-        counters = self._context.counters
-        if isinstance(wave, StagedWave):
-            offsets, tags = wave.group.lease.offsets[wave.rows], wave.group.tags[wave.rows]
-            counters.count_staged(len(wave.rows))
-        else:
-            cache = self._context.staging.cache
-            cache.use(wave.rows)
-            offsets, tags = cache.offsets[wave.rows], cache.tags(wave.rows)
-            counters.count_cached(len(wave.rows))
-        counters.count_direct(len(wave.rows))
+        counters, blocks = self._context.counters, len(wave.rows)
+        counters.hits_in_memory(wave)(blocks)
+        counters.get_hits_direct += blocks
         return GetProgress(
             self._request.request,
             wave.positions.astype(codec.U32).tobytes(),
-            tags.tobytes(),
-            offsets.astype(codec.U64).tobytes(),
+            wave.tags.tobytes(),
+            wave.use().astype(codec.U64).tobytes(),
         )
 
-    async def _deliver_all(self, found: list[StagedWave | CachedWave], is_here: NDArray[np.bool_]) -> None:
+    async def _deliver_all(self, found: list[MemoryWave], is_here: NDArray[np.bool_]) -> None:
         """Run all waves, until none uses flash or the arena any more.
 
         *is_here* tells the blocks in memory, and *found* has those to deliver.
@@ -261,7 +237,7 @@ class GetRun(TransferRun[Get]):
         if self._is_gone.any():
             await self._load_from_flash(self._is_gone)
 
-    def _count_waves(self, part: StagedWave | CachedWave) -> int:
+    def _count_waves(self, part: MemoryWave) -> int:
         return -(-len(part.rows) // self._context.blocks_per_wave(part.slot_bytes))
 
     def _stop_streams(self) -> NDArray[np.intp]:
@@ -298,38 +274,12 @@ class GetRun(TransferRun[Get]):
             context.locator.release(locations.pins)
         self._admission.end_loads()
 
-    def _find_staged(self, is_here: NDArray[np.bool_]) -> list[StagedWave]:
-        """Find readable staged blocks, in parts; mark them in *is_here*."""
-        parts: list[StagedWave] = []
-        if not self._context.staged.groups:
-            return parts
-        for found in self._context.staged.find(self._blocks.keys, self._blocks.lengths):
-            is_here[found.positions] = True
-            per_part = self._context.blocks_per_part(found.slot_bytes)
-            parts += [found.some(at) for at in cut_into_waves(np.arange(len(found.rows)), per_part)]
-        return parts
-
-    def _find_cached(self, is_here: NDArray[np.bool_]) -> list[CachedWave]:
-        """Find other blocks in the DRAM cache, in parts of one slot size; mark them in *is_here*."""
-        cache = self._context.staging.cache
-        if not cache.limit_bytes:
-            return []
-        positions, rows = cache.find(self._blocks.keys, self._blocks.lengths)
-        if is_here.any():
-            is_other = ~is_here[positions]
-            positions, rows = positions[is_other], rows[is_other]
-        if not len(rows):
-            return []
-        is_here[positions] = True
-        sizes = cache.slot_bytes[rows]
-        parts = waves_of_one_size(sizes, self._context.blocks_per_part)
-        return [CachedWave(positions[at], rows[at], int(sizes[at[0]]), cache.removed) for at in parts]
-
     async def _memory_lane(self) -> None:
         while self._in_memory and not self._deadline.is_over():
             await self._memory_part(self._in_memory.popleft())
 
-    async def _memory_part(self, wave: StagedWave | CachedWave) -> None:
+    async def _memory_part(self, wave: MemoryWave) -> None:
+        """Deliver the blocks of a wave that are still in memory; the others come last, from flash."""
         staging = self._context.staging
         lease = await staging.lease(
             len(wave.rows),
@@ -345,50 +295,16 @@ class GetRun(TransferRun[Get]):
         try:
             if self._deadline.is_over():
                 return
-            if isinstance(wave, StagedWave):
-                await self._deliver_staged(wave, lease)
-            else:
-                await self._deliver_cached(wave, lease)
+            left = wave.left(self._blocks.keys, self._blocks.lengths)
+            if len(left.rows) < len(wave.rows):
+                self._is_gone[np.setdiff1d(wave.positions, left.positions)] = True
+            with left.hold(staging, lease):
+                self._leases.add(lease)
+                part = MovedPart(left.positions, left.tags, self._context.counters.hits_in_memory(left))
+                await self._deliver(part, lease)
         finally:
             self._leases.discard(lease)
             staging.release(lease)
-
-    async def _deliver_staged(self, wave: StagedWave, lease: StagingLease) -> None:
-        """Deliver the part of a wave that is still readable."""
-        is_here, group = self._context.staged.are_readable(wave), wave.group
-        self._load_last(wave.positions[~is_here])
-        wave = wave.some(is_here)
-        with group.read():
-            self._context.staging.share(lease, group.lease, wave.rows)
-            self._leases.add(lease)
-            await self._deliver(
-                MovedPart(wave.positions, group.tags[wave.rows], self._context.counters.count_staged), lease
-            )
-
-    async def _deliver_cached(self, wave: CachedWave, lease: StagingLease) -> None:
-        """Deliver the part of a wave that is still in the cache."""
-        staging = self._context.staging
-        if staging.cache.removed != wave.as_of:
-            wave = self._still_cached(wave)
-        staging.hold(lease, wave.rows)
-        self._leases.add(lease)
-        await self._deliver(
-            MovedPart(wave.positions, staging.cache.tags(wave.rows), self._context.counters.count_cached),
-            lease,
-        )
-
-    def _still_cached(self, wave: CachedWave) -> CachedWave:
-        """Return the part of a wave that is still in the cache."""
-        cache, blocks = self._context.staging.cache, self._blocks
-        found, rows = cache.find(blocks.keys[wave.positions], blocks.lengths[wave.positions])
-        is_of_size = cache.slot_bytes[rows] == wave.slot_bytes
-        found, rows = found[is_of_size], rows[is_of_size]
-        self._load_last(np.delete(wave.positions, found))
-        return CachedWave(wave.positions[found], rows, wave.slot_bytes, cache.removed)
-
-    def _load_last(self, positions: NDArray[np.intp]) -> None:
-        """Deliver blocks that have left memory last, from flash."""
-        self._is_gone[positions] = True
 
     async def _locate(self, wanted: NDArray[np.bool_]) -> BlockLocations:
         within_s = self._deadline.left_s
@@ -434,12 +350,12 @@ class GetRun(TransferRun[Get]):
         self, locations: BlockLocations, found: NDArray[np.intp], drives: Mapping[DriveId, int]
     ) -> NDArray[np.intp]:
         """Leave located blocks on *drives* to the worker; return the others."""
-        offers = offers_of_drives(locations, found, drives, self._context.counters.hits_counter)
+        offers = offers_of_drives(locations, found, drives)
         if not offers:
             return found
-        offered = OfferedBlocks.of([*offers.values()])
+        offered = OfferedBlocks.of(offers)
         self._admission.leave_to_worker(locations, offered.positions)
-        self._leave_reads(offered, locations.take_pins(offers))
+        self._leave_reads(offered, locations.take_pins({offer.drive for offer in offers}))
         return np.setdiff1d(found, offered.positions)
 
     def _leave_reads(self, offered: OfferedBlocks, pins: Pins) -> None:
@@ -470,8 +386,8 @@ class GetRun(TransferRun[Get]):
             self._record("get", offer.positions)
             return
         read = offer.divide(report, len(self._blocks))
-        offer.count_hits(read.verified)
-        context.counters.count_direct(len(read.verified))
+        context.counters.hits_on.update(offer.hits_on(read.verified))
+        context.counters.get_hits_direct += len(read.verified)
         self._outcomes.set(read.lost, BlockState.MISS, Reason.DRIVE_SUSPECT)
         self._record("get", np.concatenate((read.verified, read.lost)))
 
@@ -529,7 +445,8 @@ class GetRun(TransferRun[Get]):
         """Deliver the blocks of a read, each wave as soon as its blocks are there."""
         context, streams = self._context, list[WaveStream]()
         try:
-            moved = MovedPart(plan.positions[part], plan.tags[part], context.counters.hits_counter(drive))
+            count_hits = partial(context.counters.count_on, drive)
+            moved = MovedPart(plan.positions[part], plan.tags[part], count_hits)
             streams.append(stream := self._stream(moved, lease, read.states))
             read.check.listeners.append(stream.look)
             await read.wait()

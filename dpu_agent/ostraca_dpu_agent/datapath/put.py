@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.flash_io import DriveIO, cut_into_waves, interleave_drives
+from ostraca_dpu_agent.datapath.flash_io import DriveIO, interleave_drives
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.transfer import TransferRun
@@ -43,7 +43,7 @@ from ostraca_fabric.model.outcome import Ack, PutState, Reason
 from ostraca_fabric.ports.transport import BlockStream
 from ostraca_fabric.runtime.tasks import until_done, wait_for_all
 from ostraca_fabric.tables.digests import GOOD, TagCheck
-from ostraca_fabric.tables.slots import Wave
+from ostraca_fabric.tables.slots import Wave, cut_into_waves
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Put, PutDone
 

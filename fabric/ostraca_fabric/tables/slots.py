@@ -213,6 +213,11 @@ class Wave:
         )
 
 
+def cut_into_waves(positions: NDArray[np.intp], blocks_per_wave: int) -> list[NDArray[np.intp]]:
+    """Cut positions into waves, in order."""
+    return [positions[at : at + blocks_per_wave] for at in range(0, len(positions), max(1, blocks_per_wave))]
+
+
 _MOVES_AHEAD = 2
 """Waves of a stream under way at once."""
 

@@ -6,7 +6,7 @@ worker asks for failed blocks again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +32,7 @@ class BlocksRead:
 class ExtentOffer:
     """Blocks of one drive for the worker to read, in columns."""
 
+    drive: DriveId
     number: int
     """Number of the drive for the worker."""
 
@@ -42,26 +43,20 @@ class ExtentOffer:
     tags: NDArray[np.uint8]
     """Shape (n, 16)."""
 
-    count_hits: Callable[[int], None]
-    """Counts verified blocks."""
-
 
 def offers_of_drives(
     locations: BlockLocations,
     positions: NDArray[np.intp],
     numbers: Mapping[DriveId, int],
-    count_hits: Callable[[DriveId], Callable[[int], None]],
-) -> dict[DriveId, ExtentOffer]:
+) -> list[ExtentOffer]:
     """Offer the located blocks at *positions* on drives with *numbers*, in order of their extents."""
-    taken = [(drive, its) for drive, its in locations.by_drive(positions) if drive in numbers]
-    if not taken:
-        return {}
-    offsets, found = locations.drive_offsets(), dict[DriveId, ExtentOffer]()
-    for drive, its in taken:
-        order = its[np.argsort(offsets[its])]
-        tags = locations.tags[order]
-        found[drive] = ExtentOffer(numbers[drive], order, offsets[order], tags, count_hits(drive))
-    return found
+    offsets = locations.drive_offsets()
+    return [
+        ExtentOffer(drive, numbers[drive], order, offsets[order], locations.tags[order])
+        for drive, its in locations.by_drive(positions)
+        if drive in numbers
+        for order in (its[np.argsort(offsets[its])],)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +96,13 @@ class OfferedBlocks:
             return BlocksRead(verified, NO_POSITIONS, NO_POSITIONS)
         return BlocksRead(verified, _taken(left, report.failed), np.flatnonzero(left))
 
-    def count_hits(self, verified: NDArray[np.intp]) -> None:
-        """Count verified blocks for each drive."""
-        if len(verified) == len(self.positions):
-            for offer in self.offers:
-                offer.count_hits(len(offer.positions))
-            return
-        for offer in self.offers:
-            offer.count_hits(int(np.isin(offer.positions, verified).sum()))
+    def hits_on(self, verified: NDArray[np.intp]) -> dict[DriveId, int]:
+        """Return the number of verified blocks on each drive."""
+        is_all = len(verified) == len(self.positions)
+        return {
+            offer.drive: len(offer.positions) if is_all else int(np.isin(offer.positions, verified).sum())
+            for offer in self.offers
+        }
 
 
 def _taken(left: NDArray[np.bool_], column: bytes) -> NDArray[np.intp]:

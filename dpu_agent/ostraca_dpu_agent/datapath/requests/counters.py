@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from ostraca_dpu_agent.datapath.staging.memory_waves import MemoryWave
+from ostraca_dpu_agent.datapath.staging.staged import StagedWave
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.telemetry.requests import OTHER_STATES, STATES, OperationTally, Tally
@@ -51,17 +53,13 @@ class DataPathCounters:
         """Count hits of staged blocks."""
         self.get_hits_from_staging += blocks
 
-    def count_direct(self, blocks: int) -> None:
-        """Count hits that a worker reads, beside their source."""
-        self.get_hits_direct += blocks
+    def count_on(self, drive: DriveId, blocks: int) -> None:
+        """Count hits on a drive."""
+        self.hits_on[drive] += blocks
 
-    def hits_counter(self, drive: DriveId) -> Callable[[int], None]:
-        """Return the counter of hits on a drive."""
-
-        def count(blocks: int) -> None:
-            self.hits_on[drive] += blocks
-
-        return count
+    def hits_in_memory(self, wave: MemoryWave) -> Callable[[int], None]:
+        """Return the counter of hits in a wave's kind of memory."""
+        return self.count_staged if isinstance(wave, StagedWave) else self.count_cached
 
     def count(self, operation: str, outcomes: Outcomes, good_bytes: int = 0) -> None:
         """Count final outcomes of blocks, and bytes moved or stored."""

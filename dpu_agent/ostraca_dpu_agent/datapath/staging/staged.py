@@ -10,7 +10,7 @@ Readers share the slots of the put. The end of a group gives the slots back afte
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import count
 
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
+from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_fabric.tables.keyed_rows import KeyedRows
 
 _ROWS_AT_FIRST = 256
@@ -89,9 +90,28 @@ class StagedWave:
         """Size of a slot."""
         return self.group.lease.slot_bytes
 
+    @property
+    def tags(self) -> NDArray[np.uint8]:
+        """Tags of the blocks, shape (n, 16)."""
+        return self.group.tags[self.rows]
+
     def some(self, chosen: NDArray[np.intp] | NDArray[np.bool_]) -> StagedWave:
         """Return a part of the wave, by indexes or by mask."""
         return StagedWave(self.positions[chosen], self.rows[chosen], self.group)
+
+    def use(self) -> NDArray[np.int64]:
+        """Return the blocks' offsets in memory."""
+        return self.group.lease.offsets[self.rows]
+
+    def left(self, _keys: NDArray[np.uint8], _lengths: NDArray[np.uint32]) -> StagedWave:
+        """Return the part still readable."""
+        is_here = self.group.staged_rows[self.rows] != _ABSENT
+        return self.some(is_here & self.group.are_reserved(self.rows))
+
+    def hold(self, staging: Staging, lease: StagingLease) -> AbstractContextManager[None]:
+        """Read the slots under a CACHED lease, unchanged until the end of the context."""
+        staging.share(lease, self.group.lease, self.rows)
+        return self.group.read()
 
 
 class StagedBlocks:
@@ -142,11 +162,6 @@ class StagedBlocks:
     def find(self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32]) -> list[StagedWave]:
         """Find readable blocks of the given lengths: a wave per group."""
         return list(self._readable(*self._rows.match(keys, self._lengths, lengths)))
-
-    def are_readable(self, wave: StagedWave) -> NDArray[np.bool_]:
-        """Return which blocks of a wave, found earlier, are readable now."""
-        is_here: NDArray[np.bool_] = wave.group.staged_rows[wave.rows] != _ABSENT
-        return is_here & wave.group.are_reserved(wave.rows)
 
     def _readable(self, positions: NDArray[np.int64], staged: NDArray[np.int64]) -> Iterator[StagedWave]:
         groups = self._group[staged]

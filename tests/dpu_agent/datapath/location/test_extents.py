@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -48,6 +48,7 @@ from ostraca_fabric.wire.messages import (
 
 HIT, MISS, LATE = BlockState.HIT, BlockState.MISS, BlockState.LATE
 NUMBERS = range(6)
+OTHER = DriveId("elsewhere/d")
 
 
 def u32(positions: Iterable[int]) -> bytes:
@@ -147,7 +148,7 @@ async def test_blocks_of_the_cache_cross_as_always() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tenant", "drive"), [(TenantId("other"), DRIVE), (TenantId(""), DRIVE), (TENANT, DriveId("elsewhere/d"))]
+    ("tenant", "drive"), [(TenantId("other"), DRIVE), (TenantId(""), DRIVE), (TENANT, OTHER)]
 )
 async def test_without_permission_or_the_drive_the_agent_delivers_all(
     tenant: TenantId, drive: DriveId
@@ -273,23 +274,16 @@ async def test_blocks_that_leave_the_cache_are_not_offered_after_an_offer() -> N
         await fabric.at_rest()
 
 
-def offered_blocks() -> tuple[OfferedBlocks, list[int]]:
-    """Offer blocks of two sources, with the hits counted for each."""
-    hits, tags = [0, 0], np.arange(48, dtype=np.uint8).reshape(3, 16)
-
-    def counter(source: int) -> Callable[[int], None]:
-        def count(blocks: int) -> None:
-            hits[source] += blocks
-
-        return count
-
-    first = ExtentOffer(9, np.array([4], np.intp), np.array([8192]), tags[:1], counter(0))
-    second = ExtentOffer(0, np.array([0, 2], np.intp), np.array([0, 4096]), tags[1:], counter(1))
-    return OfferedBlocks.of([first, second]), hits
+def offered_blocks() -> OfferedBlocks:
+    """Offer blocks of two drives."""
+    tags = np.arange(48, dtype=np.uint8).reshape(3, 16)
+    first = ExtentOffer(DRIVE, 9, np.array([4], np.intp), np.array([8192]), tags[:1])
+    second = ExtentOffer(OTHER, 0, np.array([0, 2], np.intp), np.array([0, 4096]), tags[1:])
+    return OfferedBlocks.of([first, second])
 
 
 def test_an_offer_names_sources_by_the_workers_numbers() -> None:
-    message = offered_blocks()[0].message(7)
+    message = offered_blocks().message(7)
     assert codec.u32(message.drives, 3).tolist() == [9, 0, 0]
     assert codec.u64(message.offsets, 3).tolist() == [8192, 0, 4096]
     assert message.tags == bytes(range(48))
@@ -307,13 +301,12 @@ def test_an_offer_names_sources_by_the_workers_numbers() -> None:
 def test_a_report_divides_the_offered_blocks_and_no_others(
     verified: list[int], failed: list[int], expected: tuple[list[int], list[int], list[int]]
 ) -> None:
-    offered, hits = offered_blocks()
+    offered = offered_blocks()
     read = offered.divide(ExtentsRead(7, u32(verified), u32(failed)), 6)
     assert tuple(part.tolist() for part in (read.verified, read.failed, read.lost)) == expected
-    offered.count_hits(read.verified)
-    assert hits == [4 in verified, len({0, 2} & set(verified))]
+    assert offered.hits_on(read.verified) == {DRIVE: 4 in verified, OTHER: len({0, 2} & set(verified))}
 
 
 def test_a_report_beyond_the_request_is_refused() -> None:
     with pytest.raises(MalformedError):
-        offered_blocks()[0].divide(ExtentsRead(7, u32([6]), b""), 6)
+        offered_blocks().divide(ExtentsRead(7, u32([6]), b""), 6)
