@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.admission import GetAdmission
+from ostraca_dpu_agent.datapath.delivery import Delivery, GetAnswer
 from ostraca_dpu_agent.datapath.flash_io import PartRead, ReadPlan, interleave_drives
 from ostraca_dpu_agent.datapath.location.extents import OfferedBlocks, offers_of_drives
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations, Pins
@@ -34,7 +34,7 @@ from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import RefusedError
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
-from ostraca_fabric.ports.transport import TransferEnd, WaveNews, WaveStream
+from ostraca_fabric.ports.transport import WaveStream
 from ostraca_fabric.runtime.tasks import until_done
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire import codec
@@ -48,37 +48,6 @@ _HIT = int(BlockState.HIT)
 
 NO_LOCATIONS = BlockLocations.empty(0)
 """Location result of a request that asks no shard owner."""
-
-
-@dataclass(frozen=True, slots=True)
-class MovedPart:
-    """Blocks of one stream."""
-
-    positions: NDArray[np.intp]
-    """Positions in the request."""
-
-    tags: NDArray[np.uint8]
-    """Shape (n, 16)."""
-
-    count_hits: Callable[[int], None]
-    """Counts delivered blocks."""
-
-    told: list[NDArray[np.intp]] = field(default_factory=list)
-    """Rows of delivered blocks known to the worker, and not yet decided."""
-
-    def at(self, parts: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
-        """Return the positions of rows; all of them if there are as many rows."""
-        if sum(map(len, parts)) == len(self.positions):
-            return self.positions
-        return self.positions[parts[0] if len(parts) == 1 else np.concatenate((NO_POSITIONS, *parts))]
-
-
-def _rows(news: Sequence[WaveNews], *ends: TransferEnd | None) -> NDArray[np.intp]:
-    """Return the rows of the waves with one of these ends."""
-    if not news:
-        return NO_POSITIONS
-    found = [rows for _, rows, end in news if end in ends]
-    return found[0] if len(found) == 1 else np.concatenate((NO_POSITIONS, *found))
 
 
 class GetRun(TransferRun[Get]):
@@ -106,11 +75,7 @@ class GetRun(TransferRun[Get]):
         """Parts of staged and cached blocks that no lane has started."""
         self._is_gone = np.zeros(len(self._blocks), np.bool_)
         """Blocks that left staging or the cache before their wave's turn."""
-        self._undecided = len(self._blocks)
-        """Blocks without a final outcome."""
-        self._last_waves: list[GetProgress] = []
-        """Blocks that the worker hears of by the answer."""
-        self._streams: dict[WaveStream, MovedPart] = {}
+        self._streams: dict[WaveStream, Delivery] = {}
         """Streams that have not ended."""
         self._offered = NO_POSITIONS
         """Blocks on drives left to the worker to read, recorded by its report."""
@@ -122,6 +87,9 @@ class GetRun(TransferRun[Get]):
             self._blocks.total_bytes,
             request.recompute_s,
         )
+        self._answer = GetAnswer(
+            request.request, worker, deadline, self._admission, self._outcomes, len(self._blocks)
+        )
 
     async def run(self) -> GetDone:
         """Deliver blocks until the deadline. After any exception, ``Settled`` follows."""
@@ -129,7 +97,7 @@ class GetRun(TransferRun[Get]):
         if not found and is_here.all():  # no task, as all is done
             self._admission.close()
             self._record("get")
-            return self._done(NO_POSITIONS)
+            return self._answer.message(NO_POSITIONS)
         delivery = self._context.tasks.spawn(self._deliver_all(found, is_here))
         must_settle = True
         try:
@@ -147,18 +115,7 @@ class GetRun(TransferRun[Get]):
             self._record("get")
         elif len(self._offered) < len(self._blocks):
             self._record("get", np.delete(np.arange(len(self._blocks)), self._offered))
-        return self._done(unsettled)
-
-    def _done(self, unsettled: NDArray[np.intp]) -> GetDone:
-        last = self._last_waves
-        return GetDone(
-            self._request.request,
-            *self._outcomes.encode(),
-            unsettled.astype(codec.U32).tobytes(),
-            b"".join(wave.positions for wave in last),
-            b"".join(wave.tags for wave in last),
-            b"".join(wave.places for wave in last),
-        )
+        return self._answer.message(unsettled)
 
     def _record(self, operation: str, positions: NDArray[np.intp] | None = None) -> None:
         """Count and record the outcomes of blocks, all by default, once answered."""
@@ -192,7 +149,7 @@ class GetRun(TransferRun[Get]):
             self._leave_in_memory(found, is_all=bool(is_here.all()))
             found = []
         elif not self._admission.admit_in_memory(is_here, waves=sum(map(self._count_waves, found))):
-            self._decide(np.flatnonzero(is_here), BlockState.DECLINED, Reason.TOO_SLOW)
+            self._answer.decide(np.flatnonzero(is_here), BlockState.DECLINED, Reason.TOO_SLOW)
             found = []
         return found, is_here
 
@@ -202,10 +159,10 @@ class GetRun(TransferRun[Get]):
         Nothing is held for the worker. Its copies take no time of this agent, so they need no admission.
         """
         for wave in found:
-            self._decide(wave.positions, BlockState.HIT, Reason.NONE)
+            self._answer.decide(wave.positions, BlockState.HIT, Reason.NONE)
             progress = self._places(wave)
             if is_all:
-                self._last_waves.append(progress)
+                self._answer.last_waves.append(progress)
             else:
                 self._worker.send(progress)
 
@@ -244,7 +201,7 @@ class GetRun(TransferRun[Get]):
         """Begin no further wave; return the blocks of unsettled waves. Delivered blocks count."""
         moving = [part.positions[stream.stop()] for stream, part in self._streams.items()]
         for stream, part in self._streams.items():
-            self._decide_delivered(part, stream.take_news(), is_last=True)
+            part.decide(stream.take_news(), is_last=True)
         return np.sort(np.concatenate(moving)) if moving else NO_POSITIONS
 
     async def _load_from_flash(self, wanted: NDArray[np.bool_]) -> None:
@@ -300,8 +257,8 @@ class GetRun(TransferRun[Get]):
                 self._is_gone[np.setdiff1d(wave.positions, left.positions)] = True
             with left.hold(staging, lease):
                 self._leases.add(lease)
-                part = MovedPart(left.positions, left.tags, self._context.counters.hits_in_memory(left))
-                await self._deliver(part, lease)
+                count_hits = self._context.counters.hits_in_memory(left)
+                await self._deliver(Delivery(self._answer, left.positions, left.tags, count_hits), lease)
         finally:
             self._leases.discard(lease)
             staging.release(lease)
@@ -322,8 +279,10 @@ class GetRun(TransferRun[Get]):
         fits = locations.is_found & (locations.lengths == self._blocks.lengths)
         if np.count_nonzero(fits) < np.count_nonzero(wanted):
             missing = np.flatnonzero(wanted & ~locations.is_found)
-            self._decide(missing, BlockState.MISS, locations.reasons[missing])
-            self._decide(np.flatnonzero(locations.is_found & ~fits), BlockState.MISS, Reason.WRONG_LENGTH)
+            self._answer.decide(missing, BlockState.MISS, locations.reasons[missing])
+            self._answer.decide(
+                np.flatnonzero(locations.is_found & ~fits), BlockState.MISS, Reason.WRONG_LENGTH
+            )
         locations.is_found = fits
         return locations
 
@@ -332,7 +291,7 @@ class GetRun(TransferRun[Get]):
         found = np.flatnonzero(locations.is_found)
         admitted = self._admission.admit(locations, found, at_once=per_part)
         if len(admitted) < len(found):
-            self._decide(np.setdiff1d(found, admitted), BlockState.DECLINED, Reason.TOO_SLOW)
+            self._answer.decide(np.setdiff1d(found, admitted), BlockState.DECLINED, Reason.TOO_SLOW)
         return admitted
 
     def _direct_drives(self) -> Mapping[DriveId, int]:
@@ -365,7 +324,7 @@ class GetRun(TransferRun[Get]):
         """
         request, tenants = self._request.request, self._context.staging.tenants
         self._offered = offered.positions
-        self._decide(offered.positions, BlockState.HIT, Reason.NONE)
+        self._answer.decide(offered.positions, BlockState.HIT, Reason.NONE)
         tenants.add(tenants.requests, self._worker.tenant)
         label = copy_context()
 
@@ -424,7 +383,7 @@ class GetRun(TransferRun[Get]):
         try:
             begun = context.reader.begin(plan, drive_id, part, lease, tells_progress=not self._arena.polls)
             if isinstance(begun, Reason):
-                self._decide(positions, BlockState.MISS, begun)
+                self._answer.decide(positions, BlockState.MISS, begun)
             else:
                 reads.append(begun)
                 await self._deliver_read(plan, drive_id, part, lease, begun)
@@ -446,7 +405,7 @@ class GetRun(TransferRun[Get]):
         context, streams = self._context, list[WaveStream]()
         try:
             count_hits = partial(context.counters.count_on, drive)
-            moved = MovedPart(plan.positions[part], plan.tags[part], count_hits)
+            moved = Delivery(self._answer, plan.positions[part], plan.tags[part], count_hits)
             streams.append(stream := self._stream(moved, lease, read.states))
             read.check.listeners.append(stream.look)
             await read.wait()
@@ -469,9 +428,9 @@ class GetRun(TransferRun[Get]):
             self._context.report_damage(plan.locations, self._blocks, int(positions[row]))
         if not self._deadline.is_over():
             lost = reasons != Reason.NONE
-            self._decide(positions[lost], BlockState.MISS, reasons[lost])
+            self._answer.decide(positions[lost], BlockState.MISS, reasons[lost])
 
-    async def _deliver(self, part: MovedPart, lease: StagingLease) -> None:
+    async def _deliver(self, part: Delivery, lease: StagingLease) -> None:
         """Deliver blocks in memory."""
         stream = self._stream(part, lease, None)
         try:
@@ -487,7 +446,7 @@ class GetRun(TransferRun[Get]):
             stream.stop()
             await until_done(stream.ended)
 
-    def _stream(self, part: MovedPart, lease: StagingLease, states: NDArray[np.uint8] | None) -> WaveStream:
+    def _stream(self, part: Delivery, lease: StagingLease, states: NDArray[np.uint8] | None) -> WaveStream:
         """Begin to move the slots of a lease to the worker; with *states*, as blocks become GOOD."""
         blocks = Wave(
             staging=lease.offsets,
@@ -502,8 +461,8 @@ class GetRun(TransferRun[Get]):
             states,
             per_wave=self._context.blocks_per_wave(lease.slot_bytes),
             clock=self._context.clock,
-            report=partial(self._note, part),
-            tell=partial(self._tell, part),
+            report=part.note,
+            tell=part.tell,
         )
         self._streams[stream] = part
         stream.ended.add_done_callback(partial(self._end_stream, stream))
@@ -512,59 +471,10 @@ class GetRun(TransferRun[Get]):
     def _end_stream(self, stream: WaveStream, _: asyncio.Future[None]) -> None:
         part = self._streams.pop(stream)
         if part.told and not self._deadline.is_over():
-            self._decide_delivered(part, ())
-
-    def _tell(self, part: MovedPart, news: Sequence[WaveNews]) -> bool:
-        """Report delivered blocks to the worker, in any thread; return whether the worker knows."""
-        rows = _rows(news, TransferEnd.DONE)
-        if len(rows) and not self._worker.send_here(self._progress(part, rows)):
-            return False
-        self._measure_moves(part, news)
-        part.told.append(rows)
-        return True
-
-    def _progress(self, part: MovedPart, rows: NDArray[np.intp]) -> GetProgress:
-        positions = part.positions[rows].astype(codec.U32).tobytes()
-        return GetProgress(self._request.request, positions, part.tags[rows].tobytes())
-
-    def _measure_moves(self, part: MovedPart, news: Sequence[WaveNews]) -> None:
-        """Count all waves of the news as one move: each costs the caller as much as many."""
-        begun, settled = _rows(news, None), _rows(news, TransferEnd.DONE, TransferEnd.FAILED)
-        if len(begun):
-            self._admission.start_move(news[0].at_s, part.positions[begun])
-        if len(settled):
-            self._admission.end_move(news[-1].at_s, part.positions[settled])
-
-    def _note(self, part: MovedPart, news: Sequence[WaveNews]) -> None:
-        """Note news of waves, and report delivered blocks to the worker."""
-        self._measure_moves(part, news)
-        if not self._deadline.is_over():
-            self._decide_delivered(part, news)
-
-    def _decide_delivered(self, part: MovedPart, news: Sequence[WaveNews], *, is_last: bool = False) -> None:
-        """Decide the blocks of settled waves, and report those not told: by the answer if *is_last*."""
-        lost, rows = _rows(news, TransferEnd.FAILED), _rows(news, TransferEnd.DONE)
-        if len(lost):
-            self._decide(part.positions[lost], BlockState.MISS, Reason.TRANSFER_FAILED)
-        delivered = part.at([*part.told, rows])
-        part.told.clear()
-        if len(delivered):
-            self._decide(delivered, BlockState.HIT, Reason.NONE)
-            part.count_hits(len(delivered))
-        if len(rows):
-            progress = self._progress(part, rows)
-            if is_last or not self._undecided:
-                self._last_waves.append(progress)
-            else:
-                self._worker.send(progress)
-
-    def _decide(
-        self, positions: NDArray[np.intp], state: BlockState, reasons: Reason | NDArray[np.uint8]
-    ) -> None:
-        """Set the final outcome of blocks."""
-        self._outcomes.set(positions, state, reasons)
-        self._undecided -= len(positions)
+            part.decide(())
 
     def _refuse(self, positions: NDArray[np.intp], refusal: LeaseRefusal) -> None:
         if not self._deadline.is_over():
-            self._decide(positions, _REFUSED.get(refusal, BlockState.DECLINED), REFUSAL_REASONS[refusal])
+            self._answer.decide(
+                positions, _REFUSED.get(refusal, BlockState.DECLINED), REFUSAL_REASONS[refusal]
+            )

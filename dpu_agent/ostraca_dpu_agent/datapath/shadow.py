@@ -14,7 +14,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.get import GetRun, MovedPart
+from ostraca_dpu_agent.datapath.delivery import Delivery
+from ostraca_dpu_agent.datapath.get import GetRun
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS
 from ostraca_dpu_agent.datapath.queries import look_up
 from ostraca_dpu_agent.datapath.requests.context import RequestContext
@@ -96,7 +97,7 @@ class ShadowRun(GetRun):
 
     def _stream(
         self,
-        part: MovedPart,
+        part: Delivery,
         lease: StagingLease,  # noqa: ARG002 (no block is moved)
         states: NDArray[np.uint8] | None,
     ) -> WaveStream:
@@ -105,7 +106,7 @@ class ShadowRun(GetRun):
         def drop(rows: NDArray[np.intp]) -> None:
             self._admission.cancel_move(part.positions[rows])
             if not self._deadline.is_over():
-                self._decide(part.positions[rows], BlockState.HIT, Reason.NONE)
+                self._answer.decide(part.positions[rows], BlockState.HIT, Reason.NONE)
 
         return DroppedStream(np.full(len(part.positions), GOOD, np.uint8) if states is None else states, drop)
 
