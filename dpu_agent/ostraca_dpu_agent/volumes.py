@@ -20,6 +20,9 @@ from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ostraca_fabric.errors import (
     BlocksTooLargeError,
     LayoutMismatchError,
@@ -214,6 +217,16 @@ class ServedVolume:
                     f"a block of {length} bytes in a slot of {slot_bytes}: blocks of volume {record.name!r} "
                     f"have 1 to {record.block_bytes} bytes and fit their slots"
                 )
+
+    def are_too_short(self, spans: Sequence[Span]) -> NDArray[np.bool_]:
+        """Return whether each block's whole chain is below break-even.
+
+        The chain's length as known to the writer counts, not the block's depth: a long chain is loaded at
+        once, including its first blocks. Blocks without a chain are never too short.
+        """
+        page_tokens = self.record.layout.page_tokens
+        short = [0 < span.chain_blocks * page_tokens < self.break_even_tokens for span in spans]
+        return np.array(short, np.bool_).repeat([len(span) for span in spans])
 
 
 class Volumes:

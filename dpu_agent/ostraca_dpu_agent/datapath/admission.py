@@ -269,30 +269,25 @@ class GetAdmission:
         if len(positions) <= at_once and not self._recompute_s > 0:
             return positions
         with self._estimator.lock:
-            return self._admit(locations, positions, at_once)
-
-    def _admit(
-        self, locations: BlockLocations, positions: NDArray[np.intp], at_once: int
-    ) -> NDArray[np.intp]:
-        load = Load(locations.bytes_by_drive(positions), self._bytes_of(positions))
-        estimate_s = self._worth_s(len(positions), load)
-        while estimate_s is None:
-            if len(load.by_drive) <= 1:
-                return positions[:0]
-            slowest = self._estimator.slowest(self._clock(), load)
-            positions = np.concatenate(
-                [its for drive, its in locations.by_drive(positions) if drive != slowest]
-            )
-            positions.sort()
             load = Load(locations.bytes_by_drive(positions), self._bytes_of(positions))
             estimate_s = self._worth_s(len(positions), load)
-        if self._recompute_s > 0:
-            self._estimated = self._clock(), estimate_s
-        if len(positions) > at_once or len(load.by_drive) > 1:
-            self._booking.add(self._worker_queue, load.load_bytes)
-            for drive, read_bytes in load.by_drive.items():
-                self._booking.add(self._estimator.drives[drive], read_bytes)
-        return positions
+            while estimate_s is None:
+                if len(load.by_drive) <= 1:
+                    return positions[:0]
+                slowest = self._estimator.slowest(self._clock(), load)
+                positions = np.concatenate(
+                    [its for drive, its in locations.by_drive(positions) if drive != slowest]
+                )
+                positions.sort()
+                load = Load(locations.bytes_by_drive(positions), self._bytes_of(positions))
+                estimate_s = self._worth_s(len(positions), load)
+            if self._recompute_s > 0:
+                self._estimated = self._clock(), estimate_s
+            if len(positions) > at_once or len(load.by_drive) > 1:
+                self._booking.add(self._worker_queue, load.load_bytes)
+                for drive, read_bytes in load.by_drive.items():
+                    self._booking.add(self._estimator.drives[drive], read_bytes)
+            return positions
 
     def start_read(self, drive: DriveId, lengths: NDArray[np.uint32]) -> None:
         """Remove a started read from the bookings."""

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ostraca_dpu_agent.datapath.admission import GetAdmission
 from ostraca_dpu_agent.datapath.delivery import Delivery, GetAnswer
 from ostraca_dpu_agent.datapath.flash_io import PartRead, ReadPlan, interleave_drives
-from ostraca_dpu_agent.datapath.location.extents import OfferedBlocks, offers_of_drives
+from ostraca_dpu_agent.datapath.location.extents import OfferedBlocks
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations, Pins
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.transfer import TransferRun
@@ -148,7 +148,10 @@ class GetRun(TransferRun[Get]):
         if may_leave:
             self._leave_in_memory(found, is_all=bool(is_here.all()))
             found = []
-        elif not self._admission.admit_in_memory(is_here, waves=sum(map(self._count_waves, found))):
+        elif not self._admission.admit_in_memory(
+            is_here,
+            waves=sum(-(-len(part.rows) // context.blocks_per_wave(part.slot_bytes)) for part in found),
+        ):
             self._answer.decide(np.flatnonzero(is_here), BlockState.DECLINED, Reason.TOO_SLOW)
             found = []
         return found, is_here
@@ -193,9 +196,6 @@ class GetRun(TransferRun[Get]):
         )
         if self._is_gone.any():
             await self._load_from_flash(self._is_gone)
-
-    def _count_waves(self, part: MemoryWave) -> int:
-        return -(-len(part.rows) // self._context.blocks_per_wave(part.slot_bytes))
 
     def _stop_streams(self) -> NDArray[np.intp]:
         """Begin no further wave; return the blocks of unsettled waves. Delivered blocks count."""
@@ -309,12 +309,11 @@ class GetRun(TransferRun[Get]):
         self, locations: BlockLocations, found: NDArray[np.intp], drives: Mapping[DriveId, int]
     ) -> NDArray[np.intp]:
         """Leave located blocks on *drives* to the worker; return the others."""
-        offers = offers_of_drives(locations, found, drives)
-        if not offers:
+        offered = OfferedBlocks.of(locations, found, drives)
+        if offered is None:
             return found
-        offered = OfferedBlocks.of(offers)
         self._admission.leave_to_worker(locations, offered.positions)
-        self._leave_reads(offered, locations.take_pins({offer.drive for offer in offers}))
+        self._leave_reads(offered, locations.take_pins(offered.by_drive))
         return np.setdiff1d(found, offered.positions)
 
     def _leave_reads(self, offered: OfferedBlocks, pins: Pins) -> None:
@@ -344,11 +343,11 @@ class GetRun(TransferRun[Get]):
             self._outcomes.set(offer.positions, BlockState.LATE, reason)
             self._record("get", offer.positions)
             return
-        read = offer.divide(report, len(self._blocks))
-        context.counters.hits_on.update(offer.hits_on(read.verified))
-        context.counters.get_hits_direct += len(read.verified)
-        self._outcomes.set(read.lost, BlockState.MISS, Reason.DRIVE_SUSPECT)
-        self._record("get", np.concatenate((read.verified, read.lost)))
+        verified, lost = offer.divide(report, len(self._blocks))
+        context.counters.hits_on.update(offer.hits_on(verified))
+        context.counters.get_hits_direct += len(verified)
+        self._outcomes.set(lost, BlockState.MISS, Reason.DRIVE_SUSPECT)
+        self._record("get", np.concatenate((verified, lost)))
 
     async def _lane(self, plan: ReadPlan, drive: DriveId, waiting: deque[slice]) -> None:
         while waiting and not self._deadline.is_over():

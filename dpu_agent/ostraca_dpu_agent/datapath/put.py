@@ -30,7 +30,7 @@ from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.transfer import TransferRun
 from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
-from ostraca_dpu_agent.datapath.space import Space, is_too_short
+from ostraca_dpu_agent.datapath.space import Space
 from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
@@ -241,7 +241,7 @@ class PutRun(TransferRun[Put]):
         context, within_s = self._context, self._deadline.left_s
         if within_s <= 0:
             return np.zeros(0, np.intp)
-        is_short = is_too_short(self._volume, self._blocks.spans)
+        is_short = self._volume.are_too_short(self._blocks.spans)
         self._outcomes.set(is_short, PutState.DECLINED, Reason.TOO_SHORT)
         routes, secret = context.routes(), self._volume.placement_secret
         reserving = self._space.reserve(routes, secret, ~is_short, within_s=within_s)
@@ -372,21 +372,15 @@ class PutRun(TransferRun[Put]):
 
         The future is done after the last check.
         """
-        stream, checked = self._fetch_from_memory(group, check) or self._fetch_by_transport(
-            group, lease, check
-        )
+        if self._memory is None:
+            stream, checked = self._fetch_by_transport(group, lease, check)
+        else:
+            stream = self._memory.fetch(check, self._slots[group.positions].astype(np.uint64))
+            checked = stream.ended
         self._leases.add(lease)
         self._moving[stream] = group
         stream.ended.add_done_callback(lambda _: self._leases.discard(lease))
         return stream, checked
-
-    def _fetch_from_memory(
-        self, group: MovedGroup, check: TagCheck
-    ) -> tuple[BlockStream, asyncio.Future[None]] | None:
-        if self._memory is None:
-            return None
-        stream = self._memory.fetch(check, self._slots[group.positions].astype(np.uint64))
-        return stream, stream.ended
 
     def _fetch_by_transport(
         self, group: MovedGroup, lease: StagingLease, check: TagCheck

@@ -6,7 +6,6 @@ Blocks of chains below break-even get no space.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
@@ -23,7 +22,6 @@ from ostraca_dpu_agent.datapath.location.routing import (
     restrict,
 )
 from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
-from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.model.chain import DEPTH_UNKNOWN, Span
 from ostraca_fabric.model.fabric_map import FabricMap
@@ -98,17 +96,10 @@ class Space:
         """Blocks with space."""
         return self._target >= 0
 
-    def until_s(self, positions: Positions) -> float:
-        """Return when the first reservation of these blocks ends.
-
-        Infinite without blocks.
-        """
-        targets = distinct(self._target[positions]).tolist()
-        return min((self._targets[number].until_s for number in targets), default=math.inf)
-
     def has_expired(self, positions: Positions) -> bool:
         """Return whether reservations of these blocks have ended."""
-        return self._clock() >= self.until_s(positions)
+        numbers, now_s = distinct(self._target[positions]).tolist(), self._clock()
+        return any(now_s >= self._targets[number].until_s for number in numbers)
 
     def are_standing(self, positions: Positions, fabric_map: FabricMap) -> NDArray[np.bool_]:
         """Return which of these blocks have a reservation that excludes other puts."""
@@ -303,14 +294,3 @@ def depths_of(spans: Sequence[Span]) -> NDArray[np.uint32]:
         for span in spans
     ]
     return depths[0] if len(depths) == 1 else np.concatenate((np.empty(0, np.uint32), *depths))
-
-
-def is_too_short(volume: ServedVolume, spans: Sequence[Span]) -> NDArray[np.bool_]:
-    """Return whether each block's whole chain is below break-even.
-
-    The chain's length as known to the writer counts, not the block's depth: a long chain is loaded at
-    once, including its first blocks. Blocks without a chain are never too short.
-    """
-    page_tokens = volume.record.layout.page_tokens
-    short = [0 < span.chain_blocks * page_tokens < volume.break_even_tokens for span in spans]
-    return np.array(short, np.bool_).repeat([len(span) for span in spans])

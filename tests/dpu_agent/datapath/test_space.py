@@ -14,7 +14,7 @@ from tests.support.agent.assembly import (
     reasons_of,
 )
 
-from ostraca_dpu_agent.datapath.space import depths_of, is_too_short
+from ostraca_dpu_agent.datapath.space import depths_of
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.chain import DEPTH_UNKNOWN, Chain
 from ostraca_fabric.model.outcome import PutState, Reason
@@ -40,9 +40,9 @@ def test_depths_count_from_the_root_whatever_slice_is_named() -> None:
 def test_a_chain_is_too_short_by_its_whole_length_and_not_by_the_slice() -> None:
     volume = replace(VOLUME, break_even_tokens=10 * LAYOUT.page_tokens)
     spans = [chain(10)[:2].span(), chain(9).span(), chain(3, is_chained=False).span()]
-    assert is_too_short(volume, spans).tolist() == [False] * 2 + [True] * 9 + [False] * 3
-    assert not is_too_short(VOLUME, spans).any()
-    assert is_too_short(volume, []).tolist() == []
+    assert volume.are_too_short(spans).tolist() == [False] * 2 + [True] * 9 + [False] * 3
+    assert not VOLUME.are_too_short(spans).any()
+    assert volume.are_too_short([]).tolist() == []
 
 
 @pytest.mark.parametrize("is_by_message", [False, True])

@@ -6,7 +6,7 @@ worker asks for failed blocks again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,89 +19,70 @@ from ostraca_fabric.wire.messages import ExtentsRead, GetExtents
 
 
 @dataclass(frozen=True, slots=True)
-class BlocksRead:
-    """Blocks of an offer after the reads, as positions in the request."""
+class OfferedBlocks:
+    """Located blocks for the worker to read, in columns: by drive, in order of their extents."""
 
-    verified: NDArray[np.intp]
-    failed: NDArray[np.intp]
-    lost: NDArray[np.intp]
-    """Blocks whose slots a read may still use."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExtentOffer:
-    """Blocks of one drive for the worker to read, in columns."""
-
-    drive: DriveId
-    number: int
-    """Number of the drive for the worker."""
+    by_drive: Mapping[DriveId, NDArray[np.intp]]
+    """Positions in the request, for each drive."""
 
     positions: NDArray[np.intp]
     """Positions in the request."""
+
+    numbers: NDArray[np.uint32]
+    """Numbers of the blocks' drives for the worker."""
 
     offsets: NDArray[np.int64]
     tags: NDArray[np.uint8]
     """Shape (n, 16)."""
 
-
-def offers_of_drives(
-    locations: BlockLocations,
-    positions: NDArray[np.intp],
-    numbers: Mapping[DriveId, int],
-) -> list[ExtentOffer]:
-    """Offer the located blocks at *positions* on drives with *numbers*, in order of their extents."""
-    offsets = locations.drive_offsets()
-    return [
-        ExtentOffer(drive, numbers[drive], order, offsets[order], locations.tags[order])
-        for drive, its in locations.by_drive(positions)
-        if drive in numbers
-        for order in (its[np.argsort(offsets[its])],)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class OfferedBlocks:
-    """Blocks of all offers of a request."""
-
-    offers: Sequence[ExtentOffer]
-    positions: NDArray[np.intp]
-    """Positions in the request."""
-
     @classmethod
-    def of(cls, offers: Sequence[ExtentOffer]) -> OfferedBlocks:
-        """Join one or more offers."""
-        return cls(offers, np.concatenate([offer.positions for offer in offers]))
+    def of(
+        cls, locations: BlockLocations, positions: NDArray[np.intp], numbers: Mapping[DriveId, int]
+    ) -> OfferedBlocks | None:
+        """Offer the located blocks at *positions* on drives with *numbers*; None without any."""
+        offsets = locations.drive_offsets()
+        by_drive = {
+            drive: its[np.argsort(offsets[its])]
+            for drive, its in locations.by_drive(positions)
+            if drive in numbers
+        }
+        if not by_drive:
+            return None
+        order = np.concatenate([*by_drive.values()])
+        named = np.array([numbers[drive] for drive in by_drive], codec.U32)
+        named = named.repeat([len(its) for its in by_drive.values()])
+        return cls(by_drive, order, named, offsets[order], locations.tags[order])
 
     def message(self, request: int) -> GetExtents:
         """Build the message to the worker."""
-        counts = [len(offer.positions) for offer in self.offers]
-        numbers = np.array([offer.number for offer in self.offers], codec.U32)
         return GetExtents(
             request,
             self.positions.astype(codec.U32).tobytes(),
-            np.repeat(numbers, counts).tobytes(),
-            np.concatenate([offer.offsets for offer in self.offers]).astype(codec.U64).tobytes(),
-            np.concatenate([offer.tags for offer in self.offers]).tobytes(),
+            self.numbers.tobytes(),
+            self.offsets.astype(codec.U64).tobytes(),
+            self.tags.tobytes(),
         )
 
-    def divide(self, report: ExtentsRead, blocks: int) -> BlocksRead:
-        """Divide the offered blocks by the worker's report on a request of so many *blocks*.
+    def divide(self, report: ExtentsRead, blocks: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Return the verified and the lost blocks, by the worker's report on a request of so many *blocks*.
 
-        Blocks never offered are ignored. Raises MalformedError.
+        A read may still use the slots of lost blocks; those of failed blocks are free. Blocks never offered
+        are ignored. Raises MalformedError.
         """
         left = np.zeros(blocks, np.bool_)
         left[self.positions] = True
         verified = _taken(left, report.verified)
         if len(verified) == len(self.positions):
-            return BlocksRead(verified, NO_POSITIONS, NO_POSITIONS)
-        return BlocksRead(verified, _taken(left, report.failed), np.flatnonzero(left))
+            return verified, NO_POSITIONS
+        _taken(left, report.failed)
+        return verified, np.flatnonzero(left)
 
     def hits_on(self, verified: NDArray[np.intp]) -> dict[DriveId, int]:
         """Return the number of verified blocks on each drive."""
         is_all = len(verified) == len(self.positions)
         return {
-            offer.drive: len(offer.positions) if is_all else int(np.isin(offer.positions, verified).sum())
-            for offer in self.offers
+            drive: len(its) if is_all else int(np.isin(its, verified).sum())
+            for drive, its in self.by_drive.items()
         }
 
 

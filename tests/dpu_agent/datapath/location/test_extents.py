@@ -30,7 +30,7 @@ from tests.support.agent.assembly import (
     with_cache,
 )
 
-from ostraca_dpu_agent.datapath.location.extents import ExtentOffer, OfferedBlocks
+from ostraca_dpu_agent.datapath.location.extents import OfferedBlocks
 from ostraca_dpu_agent.settings import MIB, AgentSettings
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.model.ids import AgentId, DriveId, TenantId
@@ -277,9 +277,9 @@ async def test_blocks_that_leave_the_cache_are_not_offered_after_an_offer() -> N
 def offered_blocks() -> OfferedBlocks:
     """Offer blocks of two drives."""
     tags = np.arange(48, dtype=np.uint8).reshape(3, 16)
-    first = ExtentOffer(DRIVE, 9, np.array([4], np.intp), np.array([8192]), tags[:1])
-    second = ExtentOffer(OTHER, 0, np.array([0, 2], np.intp), np.array([0, 4096]), tags[1:])
-    return OfferedBlocks.of([first, second])
+    by_drive = {DRIVE: np.array([4], np.intp), OTHER: np.array([0, 2], np.intp)}
+    numbers, offsets = np.array([9, 0, 0], np.uint32), np.array([8192, 0, 4096])
+    return OfferedBlocks(by_drive, np.array([4, 0, 2], np.intp), numbers, offsets, tags)
 
 
 def test_an_offer_names_sources_by_the_workers_numbers() -> None:
@@ -292,19 +292,19 @@ def test_an_offer_names_sources_by_the_workers_numbers() -> None:
 @pytest.mark.parametrize(
     ("verified", "failed", "expected"),
     [
-        ([0, 2, 4], [], ([0, 2, 4], [], [])),
-        ([4], [0], ([4], [0], [2])),
-        ([4, 4, 1, 3], [4, 5], ([4], [], [0, 2])),
-        ([], [], ([], [], [0, 2, 4])),
+        ([0, 2, 4], [], ([0, 2, 4], [])),
+        ([4], [0], ([4], [2])),
+        ([4, 4, 1, 3], [4, 5], ([4], [0, 2])),
+        ([], [], ([], [0, 2, 4])),
     ],
 )
 def test_a_report_divides_the_offered_blocks_and_no_others(
-    verified: list[int], failed: list[int], expected: tuple[list[int], list[int], list[int]]
+    verified: list[int], failed: list[int], expected: tuple[list[int], list[int]]
 ) -> None:
     offered = offered_blocks()
-    read = offered.divide(ExtentsRead(7, u32(verified), u32(failed)), 6)
-    assert tuple(part.tolist() for part in (read.verified, read.failed, read.lost)) == expected
-    assert offered.hits_on(read.verified) == {DRIVE: 4 in verified, OTHER: len({0, 2} & set(verified))}
+    found, lost = offered.divide(ExtentsRead(7, u32(verified), u32(failed)), 6)
+    assert (found.tolist(), lost.tolist()) == expected
+    assert offered.hits_on(found) == {DRIVE: 4 in verified, OTHER: len({0, 2} & set(verified))}
 
 
 def test_a_report_beyond_the_request_is_refused() -> None:
