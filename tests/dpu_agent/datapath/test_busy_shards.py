@@ -31,10 +31,10 @@ from tests.support.agent.owned_shard import OwnedShard as CoreShard
 from tests.support.agent.owned_shard import key, keys_of
 from tests.support.stalls import Stopwatch
 
-from ostraca_dpu_agent.datapath.staging.staging import Tenants
 from ostraca_dpu_agent.settings import BLOCKS_PER_SHARD_LEAST
 from ostraca_dpu_agent.shards.core import ShardSettings, may_get_space
 from ostraca_dpu_agent.shards.shard import OwnedShard
+from ostraca_dpu_agent.tenants import Tenants
 from ostraca_fabric.model.ids import AgentId, ShardId, TenantId, drive_id
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, Reserve, Reserved, ShardWants

@@ -27,8 +27,8 @@ from tests.support.agent.assembly import (
     with_cache,
 )
 
-from ostraca_dpu_agent.datapath.staging.staging import Tenants
 from ostraca_dpu_agent.settings import MIB, AgentSettings
+from ostraca_dpu_agent.tenants import Tenants
 from ostraca_dpu_agent.volumes import Volumes
 from ostraca_fabric.connection import connect
 from ostraca_fabric.errors import RefusedError

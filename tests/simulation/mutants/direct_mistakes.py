@@ -18,8 +18,8 @@ from ostraca._protocol.own_reads import OwnRead, OwnReads
 from ostraca_dpu_agent.datapath.flash_io import ReadPlan
 from ostraca_dpu_agent.datapath.get import GetRun
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Pins
-from ostraca_dpu_agent.datapath.staging.staging import Tenants
 from ostraca_dpu_agent.server.dispatcher import WorkerSession
+from ostraca_dpu_agent.tenants import Tenants
 from ostraca_fabric.model.ids import DriveId, TenantId
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import LeaseRefusal, Purpose, StagingLease
-from ostraca_dpu_agent.datapath.staging.staging import Staging, Tenants
+from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_dpu_agent.settings import MemorySettings
+from ostraca_dpu_agent.tenants import Tenants
 from ostraca_fabric.model.ids import TenantId
 
 UNIT = 1 << 16
