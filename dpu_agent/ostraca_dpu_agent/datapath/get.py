@@ -71,8 +71,6 @@ class GetRun(TransferRun[Get]):
             context, worker, volume, request, deadline, late=BlockState.LATE, needs_arena=needs_arena
         )
         self._in_regions = self._is_in_regions()
-        self._in_memory: deque[MemoryWave] = deque()
-        """Parts of staged and cached blocks that no lane has started."""
         self._is_gone = np.zeros(len(self._blocks), np.bool_)
         """Blocks that left staging or the cache before their wave's turn."""
         self._streams: dict[WaveStream, Delivery] = {}
@@ -186,14 +184,10 @@ class GetRun(TransferRun[Get]):
 
         *is_here* tells the blocks in memory, and *found* has those to deliver.
         """
-        context = self._context
-        self._in_memory.extend(found)
-        settings = context.settings
-        lanes = context.parts_at_once(settings.waves_ahead, settings.get_part_bytes)
-        lanes = min(lanes, len(self._in_memory))
-        await context.tasks.run_all(
-            [*(self._memory_lane() for _ in range(lanes)), self._load_from_flash(~is_here)]
-        )
+        context, waiting = self._context, deque(found)
+        lanes = context.parts_at_once(context.settings.waves_ahead, context.settings.get_part_bytes)
+        moving = [self._memory_lane(waiting) for _ in range(min(lanes, len(found)))]
+        await context.tasks.run_all([*moving, self._load_from_flash(~is_here)])
         if self._is_gone.any():
             await self._load_from_flash(self._is_gone)
 
@@ -231,9 +225,9 @@ class GetRun(TransferRun[Get]):
             context.locator.release(locations.pins)
         self._admission.end_loads()
 
-    async def _memory_lane(self) -> None:
-        while self._in_memory and not self._deadline.is_over():
-            await self._memory_part(self._in_memory.popleft())
+    async def _memory_lane(self, waiting: deque[MemoryWave]) -> None:
+        while waiting and not self._deadline.is_over():
+            await self._memory_part(waiting.popleft())
 
     async def _memory_part(self, wave: MemoryWave) -> None:
         """Deliver the blocks of a wave that are still in memory; the others come last, from flash."""
@@ -357,19 +351,18 @@ class GetRun(TransferRun[Get]):
         """Read a part, and deliver its blocks while the read advances."""
         context, positions = self._context, plan.positions[part]
         drive = context.drives.get(drive_id)
-        if drive is not None and drive.refuses_reads:
-            self._refuse(positions, LeaseRefusal.GIVEN_UP)
-            return
-        lease = await context.staging.lease(
-            len(positions),
-            self._slot_bytes,
-            Purpose.GET,
-            holder=self._worker,
-            tenant=self._worker.tenant,
-            within_s=self._deadline.left_s,
-            drive=drive_id,
-            given_up=None if drive is None else drive.reads_given_up,
-        )
+        lease: StagingLease | LeaseRefusal = LeaseRefusal.GIVEN_UP
+        if drive is None or not drive.refuses_reads:
+            lease = await context.staging.lease(
+                len(positions),
+                self._slot_bytes,
+                Purpose.GET,
+                holder=self._worker,
+                tenant=self._worker.tenant,
+                within_s=self._deadline.left_s,
+                drive=drive_id,
+                given_up=None if drive is None else drive.reads_given_up,
+            )
         if isinstance(lease, LeaseRefusal):
             self._refuse(positions, lease)
             return
