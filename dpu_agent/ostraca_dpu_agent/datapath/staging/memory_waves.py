@@ -1,6 +1,6 @@
-"""Blocks of a get that this agent has in memory: staged, or in the DRAM cache.
+"""Blocks of a get in the agent's memory: staged, or in the DRAM cache.
 
-A search returns waves: blocks in slots of one size. A wave waits for its turn, and blocks may leave memory
+A search returns waves: blocks in slots of one size. A wave waits for a lease, and blocks may leave memory
 meanwhile.
 """
 
@@ -41,12 +41,12 @@ class CachedWave:
         return self.cache.tags(self.rows)
 
     def use(self) -> NDArray[np.int64]:
-        """Use the blocks without holding them; return their offsets in memory."""
+        """Use the blocks without a hold; return the offsets in memory."""
         self.cache.use(self.rows)
         return self.cache.offsets[self.rows]
 
     def left(self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32]) -> CachedWave:
-        """Return the part still in the cache; *keys* and *lengths* are those of the get."""
+        """Return the part still in the cache; *keys* and *lengths* are columns of the get."""
         cache = self.cache
         if cache.removed == self.as_of:
             return self
@@ -71,7 +71,7 @@ def find_in_memory(
     lengths: NDArray[np.uint32],
     per_wave: Callable[[int], int],
 ) -> tuple[list[MemoryWave], NDArray[np.bool_]]:
-    """Find readable staged blocks, and others in the cache; return them, and which blocks are there.
+    """Find readable staged blocks, then cached blocks; return waves, and a flag per block for found blocks.
 
     *per_wave* returns the largest number of slots of a size in a wave.
     """
