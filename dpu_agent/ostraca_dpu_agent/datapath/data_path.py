@@ -18,7 +18,7 @@ from ostraca_dpu_agent.datapath.get import GetRun
 from ostraca_dpu_agent.datapath.names import BlockNames
 from ostraca_dpu_agent.datapath.prefetch import PrefetchRun, prefetch_at_peer
 from ostraca_dpu_agent.datapath.put import PutRun
-from ostraca_dpu_agent.datapath.queries import explain, look_up
+from ostraca_dpu_agent.datapath.queries import explain, get_in_memory, look_up
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.worker import Holder, WorkerConnection
 from ostraca_dpu_agent.datapath.shadow import Shadows
@@ -115,11 +115,15 @@ class DataPath:
             raise RefusedError("not_in_memory", "blocks of this volume are not served now: use an arena")
         if self.names.is_kept:
             self.names.record(volume, request.spans)
+        stopped = worker.stopped(request.request)
+        if request.in_memory:
+            run = partial(get_in_memory, self.context, worker, volume, request)
+            return await self._serve(worker, volume, request, stopped, run)
         return await self._serve(
             worker,
             volume,
             request,
-            worker.stopped(request.request),
+            stopped,
             lambda deadline: GetRun(self.context, worker, volume, request, deadline).run(),
             shadow=lambda: self._shadows.get(worker, volume, request),
         )

@@ -29,15 +29,13 @@ from ostraca_dpu_agent.datapath.requests.transfer import TransferRun
 from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
-from ostraca_dpu_agent.datapath.staging.memory_waves import MemoryWave, find_in_memory
+from ostraca_dpu_agent.datapath.staging.memory_waves import MemoryWave
 from ostraca_dpu_agent.volumes import ServedVolume
-from ostraca_fabric.errors import RefusedError
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.ports.transport import WaveStream
 from ostraca_fabric.runtime.tasks import until_done
 from ostraca_fabric.tables.slots import Wave
-from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import ExtentsRead, Get, GetDone, GetProgress
 
@@ -66,10 +64,7 @@ class GetRun(TransferRun[Get]):
         deadline: Deadline,
     ) -> None:
         """Parse the request. Raises as ``TransferRun``."""
-        needs_arena = not request.in_memory
-        super().__init__(
-            context, worker, volume, request, deadline, late=BlockState.LATE, needs_arena=needs_arena
-        )
+        super().__init__(context, worker, volume, request, deadline, late=BlockState.LATE)
         self._in_regions = self._is_in_regions()
         self._is_gone = np.zeros(len(self._blocks), np.bool_)
         """Blocks that left staging or the cache before their wave's turn."""
@@ -132,18 +127,13 @@ class GetRun(TransferRun[Get]):
     def _find_in_memory(self) -> tuple[list[MemoryWave], NDArray[np.bool_]]:
         """Find and admit staged and cached blocks; return those to deliver, and which blocks are in memory.
 
-        A worker that reads memory is told their places instead. Raises RefusedError if it wants nothing else.
+        A worker that reads memory is told their places instead.
         """
-        context, keys, lengths = self._context, self._blocks.keys, self._blocks.lengths
-        found, is_here = find_in_memory(
-            context.staged, context.staging.cache, keys, lengths, context.blocks_per_part
-        )
-        may_leave = self._worker.reads_memory and self._may_leave_reads()
-        if self._request.in_memory and not (may_leave and is_here.all()):
-            raise RefusedError("not_in_memory", "some blocks are not in this agent's memory: use an arena")
+        context = self._context
+        found, is_here = context.find_in_memory(self._blocks)
         if not found:
             return found, is_here
-        if may_leave:
+        if self._worker.reads_memory and self._may_leave_reads():
             self._leave_in_memory(found, is_all=bool(is_here.all()))
             found = []
         elif not self._admission.admit_in_memory(
@@ -169,15 +159,7 @@ class GetRun(TransferRun[Get]):
 
     def _places(self, wave: MemoryWave) -> GetProgress:
         """Return where staged or cached blocks lie in the agent's memory, and count them as hits."""
-        counters, blocks = self._context.counters, len(wave.rows)
-        counters.hits_in_memory(wave)(blocks)
-        counters.get_hits_direct += blocks
-        return GetProgress(
-            self._request.request,
-            wave.positions.astype(codec.U32).tobytes(),
-            wave.tags.tobytes(),
-            wave.use().astype(codec.U64).tobytes(),
-        )
+        return self._context.places(self._request.request, wave)
 
     async def _deliver_all(self, found: list[MemoryWave], is_here: NDArray[np.bool_]) -> None:
         """Run all waves, until none uses flash or the arena any more.

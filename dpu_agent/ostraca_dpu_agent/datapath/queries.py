@@ -1,4 +1,4 @@
-"""Queries without access to flash: lookups of blocks, and explanations of a block's state.
+"""Queries without access to flash: lookups of blocks, places in memory, and explanations of a block's state.
 
 Blocks in the DRAM cache need no shard owner, unless the caller requests a pin. Only shard owners grant
 pins. With a pin, a block without a pin is a miss, even if the block is cached. Staged blocks are hits in both
@@ -8,17 +8,29 @@ cases: they come to the newest segment, which is evicted last.
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
+from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
+from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
 from ostraca_dpu_agent.volumes import ServedVolume
-from ostraca_fabric.errors import ConnectError
+from ostraca_fabric.errors import ConnectError, RefusedError
 from ostraca_fabric.model.ids import AgentId, ShardId, enclosure_of
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.model.overrides import Switch
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.telemetry.explain import BlockExplanation, OwnerView
 from ostraca_fabric.wire import codec
-from ostraca_fabric.wire.messages import Explain, Explained, Inspect, Inspected, Lookup, LookupDone
+from ostraca_fabric.wire.messages import (
+    Explain,
+    Explained,
+    Get,
+    GetDone,
+    Inspect,
+    Inspected,
+    Lookup,
+    LookupDone,
+)
 
 _HIT, _NONE = int(BlockState.HIT), int(Reason.NONE)  # numpy takes three times as long with enum members
 
@@ -53,6 +65,30 @@ async def look_up(
         outcomes.states[is_hit], outcomes.reasons[is_hit] = _HIT, _NONE
     context.record(counted_as, keys, outcomes)
     return LookupDone(request.request, *outcomes.encode())
+
+
+async def get_in_memory(
+    context: RequestContext, worker: WorkerConnection, volume: ServedVolume, request: Get, _: Deadline
+) -> GetDone:
+    """Tell a worker where all blocks lie in this agent's memory. Nothing is held for it.
+
+    Raises RefusedError unless all blocks are there, and MalformedError for mismatched columns.
+    """
+    blocks = RequestBlocks.of(volume, request.spans, request.lengths)
+    waves, is_here = context.find_in_memory(blocks)
+    if request.is_again or not (worker.reads_memory and is_here.all()):
+        raise RefusedError("not_in_memory", "some blocks are not in this agent's memory: use an arena")
+    places = [context.places(request.request, wave) for wave in waves]
+    outcomes = codec.Outcomes.filled(len(blocks), BlockState.HIT, Reason.NONE)
+    context.record("get", blocks.keys, outcomes, blocks.total_bytes(np.arange(len(blocks))))
+    return GetDone(
+        request.request,
+        *outcomes.encode(),
+        b"",
+        b"".join(each.positions for each in places),
+        b"".join(each.tags for each in places),
+        b"".join(each.places for each in places),
+    )
 
 
 async def explain(

@@ -25,6 +25,7 @@ from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
 from ostraca_dpu_agent.datapath.requests.counters import DataPathCounters
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
+from ostraca_dpu_agent.datapath.staging.memory_waves import MemoryWave, find_in_memory
 from ostraca_dpu_agent.datapath.staging.staged import StagedBlocks
 from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_dpu_agent.settings import AgentSettings
@@ -37,8 +38,9 @@ from ostraca_fabric.runtime.tasks import Tasks
 from ostraca_fabric.runtime.threads import show_name
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import EventRing
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
-from ostraca_fabric.wire.messages import Damage
+from ostraca_fabric.wire.messages import Damage, GetProgress
 
 _CHECK_THREADS = 2
 
@@ -203,6 +205,23 @@ class RequestContext:
         self.counters.count(operation, outcomes, good_bytes)
         if operation in _KINDS:
             self.events.record(_KINDS[operation], keys, outcomes.states, outcomes.reasons)
+
+    def find_in_memory(self, blocks: RequestBlocks) -> tuple[list[MemoryWave], NDArray[np.bool_]]:
+        """Find staged and cached blocks; return them, and which blocks are in memory."""
+        cache = self.staging.cache
+        return find_in_memory(self.staged, cache, blocks.keys, blocks.lengths, self.blocks_per_part)
+
+    def places(self, request: int, wave: MemoryWave) -> GetProgress:
+        """Return where blocks of a get lie in this agent's memory, and count them as hits of a worker."""
+        counters, blocks = self.counters, len(wave.rows)
+        counters.hits_in_memory(wave)(blocks)
+        counters.get_hits_direct += blocks
+        return GetProgress(
+            request,
+            wave.positions.astype(codec.U32).tobytes(),
+            wave.tags.tobytes(),
+            wave.use().astype(codec.U64).tobytes(),
+        )
 
     def blocks_per_wave(self, slot_bytes: int) -> int:
         """Return the number of slots of this size in a wave."""

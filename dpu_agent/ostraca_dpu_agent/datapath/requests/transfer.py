@@ -35,17 +35,15 @@ class TransferRun(Generic[_TransferRequest]):
         deadline: Deadline,
         *,
         late: IntEnum,
-        needs_arena: bool = True,
     ) -> None:
         """Parse the request; begin with *late* as the state of every block.
 
         Raises MalformedError for mismatched columns, UsageError for impossible sizes, and RefusedError for
-        a worker without a needed arena.
+        a worker without an arena.
         """
         self._context = context
         self._worker = worker
-        if needs_arena:
-            self._arena = worker.arena
+        self._arena = worker.arena
         self._volume = volume
         self._request: _TransferRequest = request
         self._deadline = deadline

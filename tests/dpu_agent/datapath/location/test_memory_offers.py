@@ -24,7 +24,7 @@ from tests.support.agent.assembly import (
     with_cache,
 )
 
-from ostraca_dpu_agent.datapath.request import WorkerConnection
+from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
 from ostraca_dpu_agent.settings import MIB
 from ostraca_fabric.errors import RefusedError
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState
