@@ -3,7 +3,7 @@
 An operation of the driver changes threads twice within this process. Each change takes some 20 microseconds,
 and up to 5 ms beside a busy thread of Python. Two kinds of operations need nothing of the driver: lookups,
 and gets of blocks that the worker copies out of the agent's memory. There the caller asks on a connection of
-its own, and waits for the answer.
+its own, polls for the answer, and sleeps if it takes longer.
 
 A connection has one caller at a time, and shares no state with other threads. So an exception of a signal
 handler, raised between any two bytecodes, costs the connection alone. An operation that does not fit, or
@@ -112,12 +112,11 @@ class CallerConnection:
         *,
         meanwhile: Callable[[], None] | None = None,
     ) -> tuple[BlockOperation, list[Effect]]:
-        """Start an operation, and return it with the effects of its answer: none if the driver must do it.
+        """Start an operation; return the operation, and the effects of its answer: none for the driver.
 
         *start* takes the request's id, the volume's handle, and the remaining time. *meanwhile* is called
-        while the agent works. Without an answer by
-        *until_s*, on the monotonic clock, the connection is closed. Raises RefusedError as the operation,
-        OSError for a lost connection, and ProtocolError.
+        while the agent works. Without an answer by *until_s*, on the monotonic clock, the connection is
+        closed. Raises RefusedError as the operation, OSError for a lost connection, and ProtocolError.
         """
         handle = self._handle(volume, until_s)
         now_s = time.monotonic()
