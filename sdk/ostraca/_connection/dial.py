@@ -62,7 +62,8 @@ _NAME_CHARACTERS_MAX = 64
 _PROGRESS_S = 0.001
 _POLLS_S = 0.0002 if len(os.sched_getaffinity(0)) > 1 else 0.0
 """Time for which an answer is polled for before a sleep: another core may answer in less. A sleep costs 20
-microseconds or more, and up to 5 ms beside a busy thread of Python, as it gives the GIL up.
+microseconds or more, and up to 5 ms beside a busy thread of Python, as it gives the GIL up. Each look yields
+the core, which the agent may wait for.
 """
 _SEND_BUFFER_BYTES = 1 << 20  # as an agent's ``ConnectionSettings`` say
 _KEEPALIVE_IDLE_S = 3
@@ -99,7 +100,9 @@ class ControlChannel:
             now_s = time.monotonic()
             if now_s >= until_s:
                 return None
-            if now_s >= polls_until_s and not stream.has_pending:
+            if now_s < polls_until_s:
+                os.sched_yield()
+            elif not stream.has_pending:
                 can_be_read(stream, until_s=min(until_s, now_s + SIGNALS_S))
 
     def _receive(self) -> Message | None:
