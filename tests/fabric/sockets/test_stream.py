@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.fabric.connection.bulk import bulk_start
 
-from ostraca_fabric.sockets.stream import CopyingSender, Outbox, SocketSender, receive, send_all
+from ostraca_fabric.sockets.stream import ByteStream, CopyingSender, Outbox, SocketSender, receive, send_all
 from ostraca_fabric.wire.frames import (
     HEADER_BYTES,
     BulkEnd,
@@ -271,6 +272,17 @@ def test_blanked_blocks_are_zeros_and_other_blocks_and_messages_stay(seed: int) 
     sent = int(np.count_nonzero(found))
     assert (found[:sent] == 7).all(), "what was sent before, and zeros behind"
     assert outbox.is_empty
+
+
+def test_a_first_frame_that_the_socket_takes_in_parts_arrives_whole() -> None:
+    frame = random.Random(3).randbytes(4 << 20)
+    ours, theirs = socket.socketpair()
+    with theirs, ThreadPoolExecutor() as threads:
+        came = threads.submit(lambda: b"".join(iter(lambda: theirs.recv(1 << 16), b"")))
+        stream = ByteStream(ours)
+        stream.send_first(frame, until_s=time.monotonic() + NOBODY_WAKES_S)
+        stream.close()
+        assert came.result() == frame
 
 
 def test_a_send_to_a_lost_connection_is_an_error_and_no_signal() -> None:
