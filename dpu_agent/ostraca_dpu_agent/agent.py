@@ -16,6 +16,7 @@ from functools import partial
 import msgspec
 
 from ostraca_dpu_agent.conditions import AgentPhase
+from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemories
 from ostraca_dpu_agent.controller.controller import AgentController
 from ostraca_dpu_agent.controller.drive_attachments import DriveOpener, path_on_record, preempt_none
 from ostraca_dpu_agent.controller.epoch_retirement import EpochRetirement
@@ -140,12 +141,14 @@ class Agent:
         self._router_feed = (
             RouterFeed(feed, context, volumes, lambda: tuple(membership.map.agents)) if feed.bind else None
         )
+        self._worker_memories = WorkerMemories()
         self._dispatcher = RequestDispatcher(
             settings.requests,
             data_path=self._data_path,
             owner=self._owner,
             volumes=volumes,
             transports=transports,
+            worker_memories=self._worker_memories,
             status=self.status,
             flash=None if path_manager is None else FlashWorker(path_manager, lambda: membership.map),
         )
@@ -282,7 +285,9 @@ class Agent:
         for server in self._servers:
             await server.close()
         self._dispatcher.close()
-        return await self._data_path.close(within_s=self._settings.drain_s)
+        has_ended = await self._data_path.close(within_s=self._settings.drain_s)
+        self._worker_memories.close()
+        return has_ended
 
     async def leave(self) -> bool:
         """Release all claims and leave the fabric.

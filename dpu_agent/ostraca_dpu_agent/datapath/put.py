@@ -375,7 +375,7 @@ class PutRun(TransferRun[Put]):
         if self._memory is None:
             stream, checked = self._fetch_by_transport(group, lease, check)
         else:
-            stream = self._memory.fetch(check, self._slots[group.positions].astype(np.uint64))
+            stream = self._memory.fetch(check, self._slots[group.positions])
             checked = stream.ended
         self._leases.add(lease)
         self._moving[stream] = group

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemoryReader
+from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemories, WorkerMemoryReader
 from ostraca_dpu_agent.datapath.data_path import DataPath
 from ostraca_dpu_agent.datapath.requests.worker import ReadsEnded
 from ostraca_dpu_agent.paths.flash_work import FlashWorker
@@ -296,6 +296,7 @@ class RequestDispatcher:
         owner: OwnerService,
         volumes: Volumes,
         transports: Mapping[str, Transport],
+        worker_memories: WorkerMemories,
         status: Callable[[], AgentStatus],
         flash: FlashWorker | None,
     ) -> None:
@@ -310,6 +311,7 @@ class RequestDispatcher:
         self._owner = owner
         self._volumes = volumes
         self._transports = transports
+        self._worker_memories = worker_memories
         self._status = status
         self._flash = flash
         self._sessions: dict[ServerConnection, WorkerSession] = {}
@@ -367,7 +369,7 @@ class RequestDispatcher:
                 break
         memory = None
         if arena is not None and connection.welcome.reads_worker and hello.memory is not None:
-            memory = await WorkerMemoryReader.of(connection.peer_process, hello.memory)
+            memory = await self._worker_memories.reader(connection.peer_process, hello.memory)
         connection.welcome = msgspec.structs.replace(connection.welcome, reads_worker=memory is not None)
         session = self._sessions[connection] = WorkerSession(connection, hello, arena, memory)
         if session.tenant:  # a worker's connection

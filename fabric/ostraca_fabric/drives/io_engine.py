@@ -184,7 +184,18 @@ class IoEngine:
 
     def attach(self, descriptor: int, size_bytes: int) -> int:
         """Add a drive of *size_bytes* at an open *descriptor*; return a handle. The caller closes both."""
-        drive: int | None = library.ostraca_io_attach(self._engine, descriptor, size_bytes)
+        return self._attach(descriptor, 0, size_bytes)
+
+    def attach_process(self, process: int, size_bytes: int) -> int:
+        """Add the memory of another process below an address; return a handle, as for a drive.
+
+        Only reads, and only without io_uring. Each block's memory has whole pages, whose rest is zeroed.
+        """
+        assert self.mode == "threads", "io_uring reads no memory of a process"
+        return self._attach(-1, process, size_bytes)
+
+    def _attach(self, descriptor: int, process: int, size_bytes: int) -> int:
+        drive: int | None = library.ostraca_io_attach(self._engine, descriptor, process, size_bytes)
         if drive is None:
             raise MemoryError
         return drive

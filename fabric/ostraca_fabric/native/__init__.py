@@ -31,7 +31,7 @@ from xxhash import _xxhash  # type: ignore[attr-defined]  # the stubs lack the C
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 14
+INTERFACE = 15
 """Interface of the library, equal to the number in ``ostraca.h``. A library compiled from other sources would
 misread arguments and crash the process."""
 
@@ -44,11 +44,8 @@ _count = c_int64
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     # memory, its size, offsets, lengths, seeds, tags made, blocks
     "ostraca_tags": (_count, [_at, _bytes, _at, _at, _at, _at, _count]),
-    # memory, its size, offsets, lengths, seeds, tags, states, blocks, page, process, addresses there, stop
-    "ostraca_verify": (
-        _count,
-        [_at, _bytes, _at, _at, _at, _at, _at, _count, _bytes, c_int, _at, _at],
-    ),
+    # memory, its size, offsets, lengths, seeds, tags, states, blocks, in pages, process, addresses there
+    "ostraca_verify": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _count, c_int, c_int, _at]),
     # memory, its size, offsets, lengths, seeds, parts, first part of each block, tags made, blocks
     "ostraca_gather": (_count, [_at, _bytes, _at, _at, _at, _at, _at, _at, _count]),
     # memory, its size, offsets, lengths, seeds, tags, parts, first part, which block, until_s, process,
@@ -62,8 +59,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ostraca_io_close": (None, [_at]),
     "ostraca_io_event": (c_int, [_at]),
     "ostraca_io_mode": (c_char_p, [_at]),
-    # the engine, descriptor, drive's size; the drive
-    "ostraca_io_attach": (_at, [_at, c_int, _bytes]),
+    # the engine, descriptor, process, drive's size; the drive
+    "ostraca_io_attach": (_at, [_at, c_int, c_int, _bytes]),
     "ostraca_io_detach": (None, [_at]),
     # the drive, operation, columns, ticket
     "ostraca_io_submit": (_count, [_at, c_int, _at, c_uint64]),

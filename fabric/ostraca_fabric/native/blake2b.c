@@ -8,7 +8,6 @@
 
 #include <endian.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define BLOCK_BYTES 128
 #define LANES_MAX 8

@@ -4,7 +4,6 @@
 #include "ostraca.h"
 
 #include <endian.h>
-#include <string.h>
 
 #define BUCKET_SLOTS 16
 #define CHUNK_ROWS 8

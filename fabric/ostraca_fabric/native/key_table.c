@@ -4,7 +4,6 @@
 
 #include "ostraca.h"
 
-#include <string.h>
 
 static uint64_t hash_of(const uint8_t *key)
 {

@@ -9,11 +9,13 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 #include <time.h>
 
 /* Raise the number, here and in `__init__.py`, after every change of the interface. */
-#define OSTRACA_INTERFACE 14
+#define OSTRACA_INTERFACE 15
 
+#define PAGE_BYTES 4096
 #define TAG_BYTES 16
 #define KEY_BYTES 16
 #define NEIGHBOURS_BYTES ((uint64_t)64 << 10) /* copied at once: a system call costs as much as 4 KiB */
@@ -30,6 +32,9 @@ static inline int64_t now_ns(void)
 
 /* Returns the first block outside of memory, or `blocks` if all are inside. */
 int64_t first_outside(uint64_t size, const int64_t *offsets, const uint32_t *lengths, int64_t blocks);
+
+/* Zeroes the rest of a block's last page. Memory ends at a page, so the rest is inside. */
+static inline void zero_rest(uint8_t *at, uint32_t length) { memset(at + length, 0, -length % PAGE_BYTES); }
 
 /* Makes or compares the 128-bit XXH3 of bytes, in canonical, big-endian form. */
 void tag_of(const void *bytes, size_t length, uint64_t seed, uint8_t tag[TAG_BYTES]);

@@ -2,7 +2,6 @@
 
 #include "ostraca.h"
 
-#include <string.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif

@@ -2,12 +2,9 @@
 
 #include "ostraca.h"
 
-#include <string.h>
 
 /* Ordered by the effort to free a page. NAMED is used only within a call, to detect a slot named twice. */
 enum { FREE, KEPT, TAKEN, QUARANTINE, NAMED };
-
-enum { PAGE_BYTES = 4096 };
 
 struct pool {
     uint8_t *state; /* per page: state of its slot */

@@ -5,7 +5,6 @@
 
 #include <endian.h>
 #include <errno.h>
-#include <string.h>
 #include <sys/uio.h>
 
 PUBLIC int64_t ostraca_interface(void) { return OSTRACA_INTERFACE; }
@@ -87,21 +86,20 @@ int64_t copy_neighbours(int process, const uint64_t *from, uint8_t *memory, cons
     return end;
 }
 
-/* Verifies blocks, each a state (`enum piece_state` of io/io.h), until `stop`, if any, is not 0. With `addresses`, blocks
- * are copied out of another process first. With `page`, the rest of its last page is zeroed: memory ends at a
- * page, so the rest is inside. Returns as `ostraca_tags`, or -errno of a failed copy. */
+/* Verifies blocks, each a state (`enum piece_state` of io/io.h). With `addresses`, blocks are copied out of another
+ * process first. With `in_pages`, the rest of its last page is zeroed. Returns as `ostraca_tags`, or -errno. */
 PUBLIC int64_t ostraca_verify(uint8_t *memory, uint64_t size, const int64_t *offsets, const uint32_t *lengths,
                               const uint64_t *seeds, const uint8_t *tags, uint8_t *states, int64_t blocks,
-                              uint64_t page, int process, const uint64_t *addresses, const uint8_t *stop)
+                              int in_pages, int process, const uint64_t *addresses)
 {
     int64_t run = 0, inside = first_outside(size, offsets, lengths, blocks), end = inside < blocks ? 0 : blocks;
-    for (int64_t block = 0; block < end && !(stop && __atomic_load_n(stop, __ATOMIC_RELAXED)); block++, run--) {
+    for (int64_t block = 0; block < end; block++, run--) {
         uint8_t *at = memory + offsets[block];
         if (addresses && !run && (run = copy_neighbours(process, addresses + block, memory, offsets + block,
                                                         lengths + block, end - block)) < 0)
             return run;
-        if (page)
-            memset(at + lengths[block], 0, (page - lengths[block] % page) % page);
+        if (in_pages)
+            zero_rest(at, lengths[block]);
         states[block] = is_tagged(at, lengths[block], seeds[block], tags + TAG_BYTES * block) ? 1 : 2;
     }
     return inside;

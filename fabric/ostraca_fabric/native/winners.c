@@ -7,7 +7,6 @@
 #include "ostraca.h"
 
 #include <endian.h>
-#include <string.h>
 
 #define LN_2 0.6931471805599453
 #define SQRT_HALF_BITS 0x3FE6A09E667F3BCDu /* float64 nearest to the square root of one half */

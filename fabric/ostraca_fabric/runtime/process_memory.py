@@ -56,12 +56,6 @@ class ProcessBlocks:
     addresses: NDArray[np.uint64]
     """Shape (n,)."""
 
-    stop: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(1, np.uint8))
-    """Not 0 ends copies before the next block."""
-
-    page_bytes: int = PAGE_BYTES
-    """Pages of the memory for copies: the rest of a block's last page is zeroed. 0: there are no pages."""
-
     errors: list[int] = field(default_factory=list)
     """Numbers of the errors of failed copies, for callers that share blocks among threads."""
 
@@ -86,7 +80,7 @@ def copy_verified(  # noqa: PLR0913 (a column each)
 
     All columns have a row per block of *source*; contiguous, *tags* of shape (n, 16). States become those of
     ``tables.digests.PieceState``. *calls* is the library to call. Raises OSError for a failed copy: the
-    states of later blocks stay as they are, as after a stop.
+    states of later blocks stay as they are.
     """
     addresses, places, sizes = source.addresses[rows], offsets[rows], lengths[rows]
     verified = calls.ostraca_verify(
@@ -98,10 +92,9 @@ def copy_verified(  # noqa: PLR0913 (a column each)
         at(tags[rows]),
         at(states[rows]),
         len(addresses),
-        source.page_bytes,
+        False,
         source.process,
         at(addresses),
-        at(source.stop),
     )
     if verified < 0:
         raise OSError(-verified, os.strerror(-verified))

@@ -259,7 +259,7 @@ def _verify(
     tags: NDArray[np.uint8],
     states: NDArray[np.uint8],
     *,
-    page_bytes: int = 0,
+    in_pages: bool = False,
     calls: CDLL = library,
 ) -> None:
     """Set the states of blocks by their tags, after zeroing the rest of each block's last page, if any."""
@@ -272,9 +272,8 @@ def _verify(
         at(tags),
         at(states),
         len(offsets),
-        page_bytes,
+        in_pages,
         0,
-        None,
         None,
     )
     _refuse_outside(verified, memory, offsets, lengths)
@@ -363,7 +362,7 @@ class TagCheck:
             self.seeds[rows],
             self.tags[rows],
             self.states[rows],
-            page_bytes=PAGE_BYTES,
+            in_pages=True,
         )
 
 

@@ -58,7 +58,7 @@ class AgentMemoryReader:
         ends = places + lengths
         if int(places[places.argmax()]) > size_bytes or int(ends[ends.argmax()]) > size_bytes:
             raise MalformedError(f"blocks lie outside of the agent's {size_bytes} bytes of memory")
-        return ProcessBlocks(self._process, places + np.uint64(self._address), page_bytes=0)
+        return ProcessBlocks(self._process, places + np.uint64(self._address))
 
     def note(self, errors: Sequence[int]) -> None:
         """Give up the memory after failed copies: the agent delivers later blocks."""

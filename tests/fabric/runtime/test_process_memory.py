@@ -192,7 +192,7 @@ def test_blocks_beside_each_other_at_one_end_or_both_are_copied_each_to_its_plac
     tags = tags_of(content, sources, lengths, seeds)
     tags[7] ^= 1
     addresses = sources.astype(np.uint64) + np.uint64(content.ctypes.data)
-    blocks = ProcessBlocks(os.getpid(), addresses, page_bytes=0)
+    blocks = ProcessBlocks(os.getpid(), addresses)
     copy_verified(blocks, slice(None), memory, offsets, lengths, seeds, tags, states)
     assert np.array_equal(memory, expected)
     assert np.flatnonzero(states != PieceState.GOOD).tolist() == [7]

@@ -195,7 +195,7 @@ def in_process(wave: Wave) -> tuple[Wave, ProcessBlocks]:
     """Return a wave with empty slots elsewhere, and its blocks in the memory of a process: this one."""
     addresses = wave.offsets.astype(np.uint64) + np.uint64(wave.memory.ctypes.data)
     emptied = wave._replace(memory=np.full_like(wave.memory, UNTOUCHED), offsets=wave.offsets[::-1].copy())
-    return emptied, ProcessBlocks(os.getpid(), addresses, page_bytes=0)
+    return emptied, ProcessBlocks(os.getpid(), addresses)
 
 
 DEVICES = {"host": None, "device": 0, "device with tags": 1}

@@ -1,188 +1,154 @@
-"""Agent's reads out of the memory of a worker on its host, for puts.
+"""Agent's reads out of the memory of workers on its host, for puts.
 
-The kernel copies the bytes, and names the process: a worker can't have this agent read another one. Threads
-of this module copy and check blocks, a few for each worker, so that a worker with slow memory delays no
-other. Their work is in C, without the interpreter lock. Blocks of a failed copy stay unchecked, and are not
-stored.
+The kernel copies the bytes, and names the process: a worker can't have this agent read another one. A flash
+I/O engine of its own does the reads, as if each worker's memory were a drive. So threads in C copy and check
+blocks, without the interpreter lock, and a worker with slow memory occupies few of them. Blocks of a failed
+copy stay unchecked, and are not stored.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
-from queue import SimpleQueue
+import os
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_fabric.model.extent import cut_by_bytes
-from ostraca_fabric.runtime.process_memory import ProcessBlocks, copy_verified, shows_proof
-from ostraca_fabric.runtime.threads import show_name
-from ostraca_fabric.tables.digests import TagCheck
+from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEnd, IoOperation
+from ostraca_fabric.drives.loop_engine import LoopIoEngine
+from ostraca_fabric.errors import DriveError
+from ostraca_fabric.model.extent import Pieces
+from ostraca_fabric.runtime.process_memory import PROOF_BYTES
+from ostraca_fabric.tables.digests import PieceState, TagCheck
 from ostraca_fabric.wire.messages import WorkerMemory
 
 log = logging.getLogger(__name__)
 
-_THREADS = 2
-"""Threads of a worker."""
+_SETTINGS = FlashIoSettings(io_uring=False, drive_bytes_max=2 << 20, bytes_max=16 << 20)
+"""Bytes that threads copy at a time: two of them for each worker, on a host with many cores."""
 
-_PARTS = 2 * _THREADS
-"""Parts of large fetches: a delayed thread leaves some to the other."""
-
-_PART_BYTES_MIN = 2 << 20
-"""A part worth another thread."""
+_MEMORY_BYTES = (1 << 63) - 1
+"""Addresses of a process, which are offsets on its drive."""
 
 
-class WorkerMemoryReader:
-    """Reader of one worker's memory. Use on the event loop's thread only, and close it."""
+class WorkerMemories:
+    """Memory of all workers on this host. Use on the event loop's thread only, and close it."""
 
-    def __init__(self, process: int) -> None:
-        """Read from *process*. Raises RuntimeError if no thread can start."""
-        self._process = process
-        self._is_closed = False
-        self._waiting: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        try:
-            for _ in range(_THREADS):
-                threading.Thread(
-                    target=_serve, args=(self._waiting,), name="ostraca-read", daemon=True
-                ).start()
-        except RuntimeError:
-            self.close()
-            raise
+    def __init__(self) -> None:
+        """Start no thread before the first worker."""
+        self._engine: LoopIoEngine | None = None
+        self._readers: set[WorkerMemoryReader] = set()
+        """Readers that are open, or have copies under way."""
 
-    @classmethod
-    async def of(cls, process: int, offer: WorkerMemory) -> WorkerMemoryReader | None:
+    async def reader(self, process: int, offer: WorkerMemory) -> WorkerMemoryReader | None:
         """Return a reader of the worker that made an offer, or None if this agent may not read it.
 
         *process* is the worker according to the kernel, 0 if unknown. Slow memory delays no other connection.
         """
         why = "another process namespace hides it"
-        try:
-            if process:
-                reader = cls(process)
-                why = await reader._why_not(offer)
+        if process:
+            try:
+                reader = self._open(process)
+            except DriveError as error:
+                why = str(error)
+            else:
+                why = await reader.why_not(offer)
                 if not why:
                     return reader
                 reader.close()
-        except RuntimeError as error:
-            why = str(error)
         log.info("The memory of worker process %d is not read: %s", process, why)
         return None
 
-    async def _why_not(self, offer: WorkerMemory) -> str:
-        """Read the proof in a thread; return why this agent can't, or the empty string."""
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[str] = loop.create_future()
+    def close(self) -> None:
+        """End the threads. Those of copies under way end with the process."""
+        if self._engine is not None and not self._readers:
+            self._engine.close()
+            self._engine = None
 
-        def tell(why: str) -> None:
-            if not found.done():
-                found.set_result(why)
+    def _open(self, process: int) -> WorkerMemoryReader:
+        """Return a reader. Raises DriveError if no thread can start."""
+        if self._engine is None:
+            self._engine = LoopIoEngine(_SETTINGS)
+        reader = WorkerMemoryReader(self._engine, process, self._readers)
+        self._readers.add(reader)
+        return reader
 
-        def look() -> None:
-            try:
-                is_shown = shows_proof(self._process, offer.proof_address, offer.proof)
-                why = "" if is_shown else "its proof is not there"
-            except OSError as error:
-                why = str(error)
-            with suppress(RuntimeError):  # the loop is closed: no caller waits
-                loop.call_soon_threadsafe(tell, why)
 
-        self._waiting.put(look)
-        return await found
+class WorkerMemoryReader:
+    """Reader of one worker's memory. Close it."""
 
-    def fetch(self, check: TagCheck, addresses: NDArray[np.uint64]) -> MemoryFetch:
+    def __init__(self, engine: LoopIoEngine, process: int, readers: set[WorkerMemoryReader]) -> None:
+        """Read from *process*, and leave *readers* after the last copy."""
+        self._engine = engine
+        self._drive = engine.attach_process(process, _MEMORY_BYTES)
+        self._readers = readers
+        self._under_way = 0
+        self._is_closed = False
+
+    async def why_not(self, offer: WorkerMemory) -> str:
+        """Read the proof of an offer; return why this agent can't, or the empty string."""
+        if not 0 <= offer.proof_address < _MEMORY_BYTES or len(offer.proof) != PROOF_BYTES:
+            return "its proof is not there"
+        found = np.zeros(PROOF_BYTES, np.uint8)
+        end: asyncio.Future[IoEnd] = asyncio.get_running_loop().create_future()
+        if not self._submit(Pieces.one(found, drive_offset=offer.proof_address), None, end):
+            return "no memory is left"
+        ended = await asyncio.shield(end)
+        if ended.failed:
+            return os.strerror(ended.error)
+        return "" if found.tobytes() == offer.proof else "its proof is not there"
+
+    def fetch(self, check: TagCheck, addresses: NDArray[np.int64]) -> MemoryFetch:
         """Start copying the blocks of *check* from *addresses*, and checking each: shape (n,).
 
         After ``close``, nothing is copied.
         """
-        fetch = MemoryFetch(check, ProcessBlocks(self._process, addresses))
-        for _ in range(fetch.start(0 if self._is_closed else _THREADS)):
-            self._waiting.put(fetch.copy_parts)
+        end: asyncio.Future[IoEnd] = asyncio.get_running_loop().create_future()
+        fetch, places = MemoryFetch(check.states, end), check.pieces
+        pieces = Pieces(places.memory, places.memory_offsets, addresses, check.lengths)
+        if self._is_closed or not len(pieces) or not self._submit(pieces, check, end):
+            end.set_result(IoEnd(0, 0, 0))
         return fetch
 
     def close(self) -> None:
-        """Begin no other fetch. Those under way end by themselves."""
-        if not self._is_closed:
-            self._is_closed = True
-            for _ in range(_THREADS):
-                self._waiting.put(None)
+        """Begin no other copy. Those under way end by themselves."""
+        self._is_closed = True
+        self._leave()
 
+    def _submit(self, pieces: Pieces, check: TagCheck | None, end: asyncio.Future[IoEnd]) -> bool:
+        def ended(result: IoEnd) -> None:
+            self._under_way -= 1
+            self._leave()
+            end.set_result(result)
 
-def _serve(waiting: SimpleQueue[Callable[[], None] | None]) -> None:
-    show_name("read")
-    while (act := waiting.get()) is not None:
-        act()
+        states = None if check is None else check.states
+        has_begun = self._engine.submit(self._drive, IoOperation.READ, pieces, check, ended, states=states)
+        self._under_way += has_begun
+        return has_begun
+
+    def _leave(self) -> None:
+        """Release the engine, once closed and without copies."""
+        if self._is_closed and not self._under_way and self in self._readers:
+            self._readers.remove(self)
+            self._engine.detach(self._drive)
 
 
 class MemoryFetch:
     """Blocks on their way out of a worker's memory: implements ``ports.transport.BlockStream``."""
 
-    def __init__(self, check: TagCheck, source: ProcessBlocks) -> None:
-        """Prepare, on the running loop. The columns must not change until the end."""
-        self._loop = asyncio.get_running_loop()
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-        self._check = check
-        self._source = source
-        self._changed = threading.Lock()
-        part_bytes = max(_PART_BYTES_MIN, int(check.lengths.sum(dtype=np.int64)) // _PARTS)
-        self._left = deque(cut_by_bytes(check.lengths, part_bytes))
-        self._copied: list[slice] = []
-        """Parts under way."""
-
-        self._threads = 0
-
-    def start(self, threads_max: int) -> int:
-        """Return the number of threads to call ``copy_parts`` in, once each."""
-        self._threads = min(threads_max, len(self._left))
-        if not self._threads:
-            self._end()
-        return self._threads
+    def __init__(self, states: NDArray[np.uint8], end: asyncio.Future[IoEnd]) -> None:
+        """Follow a copy until its *end*."""
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._states = states
+        end.add_done_callback(self._end)
 
     def stop(self) -> NDArray[np.intp]:
-        """Begin no further block; return the rows of the parts under way."""
-        self._source.stop[0] = 1
-        with self._changed:
-            self._left.clear()
-            return np.concatenate(
-                (np.empty(0, np.intp), *(np.arange(each.start, each.stop) for each in self._copied))
-            )
+        """Return the rows that may still be copied: a copy can't be stopped."""
+        is_left = self._states == PieceState.PENDING
+        return np.zeros(0, np.intp) if self.ended.done() else np.flatnonzero(is_left)
 
-    def copy_parts(self) -> None:
-        """Copy and check until no part is left."""
-        try:
-            while (rows := self._take()) is not None:
-                self._copy(rows)
-                with self._changed:
-                    self._copied.remove(rows)
-        except OSError as error:
-            log.warning("Blocks can't be read from a worker's memory: %s", error.strerror)
-            self.stop()
-        except Exception:
-            log.exception("a copy out of a worker's memory crashed; this is a bug in Ostraca")
-            self.stop()
-        with self._changed:
-            self._threads -= 1
-            is_last = not self._threads
-        if is_last:
-            with suppress(RuntimeError):  # the loop is closed: no caller waits
-                self._loop.call_soon_threadsafe(self._end)
-
-    def _copy(self, rows: slice) -> None:
-        """Copy and check blocks, so that a block noted as GOOD has no foreign bytes behind the end."""
-        check, pieces = self._check, self._check.pieces
-        columns = (pieces.memory_offsets, check.lengths, check.seeds, check.tags, check.states)
-        copy_verified(self._source, rows, pieces.memory, *columns)
-
-    def _take(self) -> slice | None:
-        with self._changed:
-            if not self._left:
-                return None
-            self._copied.append(rows := self._left.popleft())
-            return rows
-
-    def _end(self) -> None:
+    def _end(self, end: asyncio.Future[IoEnd]) -> None:
+        if end.result().failed:
+            log.warning("Blocks can't be read from a worker's memory: %s", os.strerror(end.result().error))
         self.ended.set_result(None)

@@ -32,7 +32,7 @@ class Holder(Protocol):
 class ReadableMemory(Protocol):
     """Memory of a worker on this host, for puts."""
 
-    def fetch(self, check: TagCheck, addresses: NDArray[np.uint64]) -> BlockStream:
+    def fetch(self, check: TagCheck, addresses: NDArray[np.int64]) -> BlockStream:
         """Start copying the blocks of *check* from *addresses*, and checking each: shape (n,)."""
 
 

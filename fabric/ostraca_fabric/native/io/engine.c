@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -227,8 +226,11 @@ void io_check(struct io *io)
 {
     const struct io_columns *on = &io->batch->on;
     for (int64_t each = io->first; each < io->last; each++) {
-        int is_good = is_tagged(on->memory + on->offsets[each], on->block_lengths[each], on->seeds[each],
-                                on->tags + each * TAG_BYTES);
+        uint8_t *at = on->memory + on->offsets[each];
+        uint32_t length = on->block_lengths[each];
+        if (io->batch->drive->process)
+            zero_rest(at, length);
+        int is_good = is_tagged(at, length, on->seeds[each], on->tags + each * TAG_BYTES);
         /* Python may look before the end of the batch: the bytes come before their state. */
         __atomic_store_n(&on->states[each], is_good ? PIECE_GOOD : PIECE_DAMAGED, __ATOMIC_RELEASE);
     }
@@ -325,14 +327,16 @@ PUBLIC void ostraca_io_close(struct io_engine *engine)
     free(engine);
 }
 
-/* Adds a drive. The descriptor stays the caller's. Returns NULL without memory. */
-PUBLIC struct io_drive *ostraca_io_attach(struct io_engine *engine, int descriptor, uint64_t drive_bytes)
+/* Adds a drive, or with `process` its memory, for reads by threads. The descriptor stays the caller's. Returns NULL
+ * without memory. */
+PUBLIC struct io_drive *ostraca_io_attach(struct io_engine *engine, int descriptor, int process, uint64_t drive_bytes)
 {
     struct io_drive *drive = calloc(1, sizeof *drive);
     if (!drive)
         return NULL;
     drive->engine = engine;
     drive->descriptor = descriptor;
+    drive->process = process;
     drive->drive_bytes = drive_bytes;
     queue_init(&drive->waiting);
     queue_init(&drive->waiting_short);

@@ -86,6 +86,7 @@ struct io_drive {
     struct io_engine *engine;
     struct io_drive *next; /* of the drives with work to begin */
     int descriptor;
+    int process; /* not 0: the drive is the memory of this process; offsets are addresses */
     uint64_t drive_bytes;
     struct io_queue waiting, waiting_short;
     int is_listed;

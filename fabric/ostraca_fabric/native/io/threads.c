@@ -36,13 +36,15 @@ struct pool {
 /* Moves an I/O by blocking calls. Returns as `io_finish` takes the error. */
 static int64_t move(struct io *io)
 {
-    int descriptor = io->batch->drive->descriptor;
+    int descriptor = io->batch->drive->descriptor, process = io->batch->drive->process;
     if (io->batch->operation == IO_FLUSH)
         return fdatasync(descriptor) ? errno : -1;
     for (;;) {
         int64_t offset = io_drive_offset(io);
-        ssize_t step = io->batch->operation == IO_WRITE ? pwritev(descriptor, io->at, io->parts, offset)
-                                                         : preadv(descriptor, io->at, io->parts, offset);
+        struct iovec there = {(void *)offset, io->bytes - io->moved};
+        ssize_t step = process ? process_vm_readv(process, io->at, (unsigned long)io->parts, &there, 1, 0)
+                       : io->batch->operation == IO_WRITE ? pwritev(descriptor, io->at, io->parts, offset)
+                                                          : preadv(descriptor, io->at, io->parts, offset);
         if (step < 0 && errno == EINTR)
             continue;
         if (step <= 0)

@@ -9,7 +9,6 @@
 #include <linux/io_uring.h>
 #include <semaphore.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>

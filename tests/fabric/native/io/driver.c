@@ -25,7 +25,7 @@ struct io_engine *ostraca_io_open(int, uint64_t, uint64_t, int, int64_t *);
 void ostraca_io_close(struct io_engine *);
 int ostraca_io_event(struct io_engine *);
 const char *ostraca_io_mode(struct io_engine *);
-struct io_drive *ostraca_io_attach(struct io_engine *, int, uint64_t);
+struct io_drive *ostraca_io_attach(struct io_engine *, int, int, uint64_t);
 void ostraca_io_detach(struct io_drive *);
 int64_t ostraca_io_submit(struct io_drive *, int, const struct io_columns *, uint64_t);
 int64_t ostraca_io_take(struct io_engine *, struct io_end *, int64_t);
@@ -158,7 +158,7 @@ int main(int count, char **words)
         snprintf(path, sizeof path, "%s/drive-%d", words[2], each);
         files[each] = open(path, O_RDWR | O_CREAT, 0600);
         assert(files[each] >= 0 && !ftruncate(files[each], DRIVE_PAGES * PAGE));
-        drives[each] = ostraca_io_attach(engine, files[each], DRIVE_PAGES * PAGE);
+        drives[each] = ostraca_io_attach(engine, files[each], 0, DRIVE_PAGES * PAGE);
     }
     pthread_t taker, submitters[2];
     atomic_store(&left, 2L * BATCHES * 3);
