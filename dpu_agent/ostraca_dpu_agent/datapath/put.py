@@ -1,7 +1,8 @@
 """A put: blocks from the worker's arena to flash.
 
-Owners reserve space first, so that an existing block costs no transfer. The blocks for a drive are then
-processed in independent *groups*: lease staging, fetch, check against the SDK's tag, write, commit. The
+Owners reserve space first, so that an existing block costs no transfer. A small put for one drive is fetched
+meanwhile. The blocks for a drive are processed in independent *groups*: lease staging, fetch, check against
+the SDK's tag, write, commit. The
 transport gives each wave to the threads that check tags, and a group is written once all of it is checked. So
 the event loop has a few turns per group, and no flash write of a group competes with its
 own fetch. A put with acknowledgement STAGED is answered when all blocks have passed the check; its groups
@@ -50,6 +51,11 @@ from ostraca_fabric.wire.messages import Put, PutDone
 _EXISTS_SHARE = 0.25
 """Largest share of a put's remaining time to wait for a search for existing blocks."""
 
+_EARLY_BYTES = 4 << 20
+"""Most bytes to fetch before the owners' answer, which may be that blocks exist. The answer takes as long as
+the copy of a block, or longer.
+"""
+
 _OWNER_CANT_SAY = (Reason.RECOVERING, Reason.NO_OWNER)
 """Reasons of an owner that can't tell whether the block exists; the previous owner may know."""
 
@@ -68,17 +74,40 @@ _AT_END = (
 
 
 @dataclass(slots=True, eq=False)
+class Fetch:
+    """Blocks on their way from the worker to staging."""
+
+    lease: StagingLease
+    check: TagCheck
+    stream: BlockStream
+    checked: asyncio.Future[None]
+    """Done after the last check."""
+
+    async def outlive(self) -> None:
+        """Stop, and wait for the end."""
+        self.stream.stop()
+        await until_done(self.stream.ended)
+        await until_done(self.checked)
+
+
+@dataclass(slots=True, eq=False)
 class MovedGroup:
     """Blocks of a put on their way from the arena to a drive."""
 
     positions: NDArray[np.intp]
     """Positions in the request."""
 
+    fetch: Fetch | None = None
+    """None before the lease."""
+
     states: NDArray[np.uint8] = field(init=False)
     """A ``PieceState`` per block, which checks change until all are checked or the request is over."""
 
+    has_space: bool = True
+    """False while owners have not answered."""
+
     good: NDArray[np.intp] = field(init=False)
-    """Rows of blocks with a matching tag, known after the check."""
+    """Rows of blocks with a matching tag, in the order of their places on the drive; known after the check."""
 
     write: DriveIO | None = None
     """Write of the good blocks."""
@@ -105,6 +134,7 @@ class PutRun(TransferRun[Put]):
         self._tags = codec.rows16(request.tags, len(self._blocks))
         self._memory = worker.memory if request.addresses else None
         self._in_regions = self._memory is None and self._is_in_regions()
+        self._is_short = volume.are_too_short(self._blocks.spans)
         self._space = Space(
             context.locator,
             context.commits,
@@ -166,7 +196,7 @@ class PutRun(TransferRun[Put]):
         """Reserve space and run all groups, until none uses the arena or flash."""
         context = self._context
         try:
-            moving = self._lanes(await self._reserve())
+            moving = await self._begin()
             if self._space.is_busy.any():
                 moving.insert(0, self._retry_busy())
             else:
@@ -177,12 +207,50 @@ class PutRun(TransferRun[Put]):
             context.record("put", self._blocks.keys, self._outcomes, committed_bytes)
             self._mark_staged()
 
-    def _lanes(self, reserved: NDArray[np.intp]) -> list[Coroutine[Any, Any, None]]:
-        """Return lanes for blocks with space, to be run at once."""
+    async def _begin(self) -> list[Coroutine[Any, Any, None]]:
+        """Reserve space, and fetch a small put meanwhile; return lanes as ``_lanes``."""
+        early = await self._fetch_early()
+        try:
+            reserved = await self._reserve()
+        except BaseException:
+            if early is not None:
+                await self._discard(early)
+            raise
+        if early is None or np.array_equal(early.positions, reserved):
+            return self._lanes(reserved, early)
+        return [*self._lanes(reserved), self._discard(early)]
+
+    async def _fetch_early(self) -> MovedGroup | None:
+        """Begin to fetch the blocks of a small put for one drive, if staging has room now."""
+        blocks, per_group = len(self._blocks), self._context.blocks_per_put(self._slot_bytes)
+        if not 0 < blocks <= min(per_group, _EARLY_BYTES // self._slot_bytes) or self._is_short.any():
+            return None
+        drives = self._context.routes().drives(self._volume.placement_secret, self._blocks.spans)
+        if len(drives) != 1:
+            return None
+        (drive,) = drives
+        group = MovedGroup(np.arange(blocks), has_space=False)
+        lease = await self._lease(drive, blocks, within_s=0.0)
+        if isinstance(lease, LeaseRefusal):
+            return None
+        self._fetch(group, lease)
+        return group
+
+    async def _discard(self, group: MovedGroup) -> None:
+        """End a fetch of blocks that are not stored."""
+        assert group.fetch is not None
+        await group.fetch.outlive()
+        self._moving.pop(group.fetch.stream, None)
+        self._context.staging.release(group.fetch.lease)
+
+    def _lanes(
+        self, reserved: NDArray[np.intp], early: MovedGroup | None = None
+    ) -> list[Coroutine[Any, Any, None]]:
+        """Return lanes for blocks with space, to be run at once; *early* has all of them."""
         context = self._context
         per_group = context.blocks_per_put(self._slot_bytes)
         waiting = [
-            (drive, deque(MovedGroup(each) for each in cut_into_waves(its, per_group)))
+            (drive, deque([early] if early else map(MovedGroup, cut_into_waves(its, per_group))))
             for drive, its in self._space.by_drive(reserved)
         ]
         self._waiting += waiting
@@ -241,7 +309,7 @@ class PutRun(TransferRun[Put]):
         context, within_s = self._context, self._deadline.left_s
         if within_s <= 0:
             return np.zeros(0, np.intp)
-        is_short = self._volume.are_too_short(self._blocks.spans)
+        is_short = self._is_short
         self._outcomes.set(is_short, PutState.DECLINED, Reason.TOO_SHORT)
         routes, secret = context.routes(), self._volume.placement_secret
         reserving = self._space.reserve(routes, secret, ~is_short, within_s=within_s)
@@ -268,9 +336,9 @@ class PutRun(TransferRun[Put]):
         while waiting:
             group = waiting.popleft()
             try:
-                lease = await self._lease(drive, group.positions)
-                if lease is not None:
-                    await self._store_group(drive, group, lease, is_last=not waiting)
+                fetch = await self._fetched(drive, group)
+                if fetch is not None:
+                    await self._store_group(drive, group, fetch, is_last=not waiting)
             finally:
                 self._end_check(group)
 
@@ -280,37 +348,51 @@ class PutRun(TransferRun[Put]):
         if not self._unchecked:
             self._mark_staged()
 
-    async def _lease(self, drive_id: DriveId, positions: NDArray[np.intp]) -> StagingLease | None:
-        lease: StagingLease | LeaseRefusal = LeaseRefusal.DEADLINE
+    async def _fetched(self, drive: DriveId, group: MovedGroup) -> Fetch | None:
+        """Return the fetch of a group with space, begun here unless begun early; None without staging."""
+        left_s = self._deadline.left_s
+        if group.fetch is None:
+            lease = await self._lease(drive, len(group.positions), within_s=left_s)
+            if isinstance(lease, LeaseRefusal):
+                if lease is not LeaseRefusal.DEADLINE:
+                    self._outcomes.set(group.positions, PutState.DECLINED, REFUSAL_REASONS[lease])
+                self._space.release(group.positions)
+                return None
+            self._fetch(group, lease)
+        elif self._deadline.is_over():
+            self._space.release(group.positions)
+            await self._discard(group)
+            return None
+        group.has_space = True
+        return group.fetch
+
+    async def _lease(self, drive_id: DriveId, blocks: int, *, within_s: float) -> StagingLease | LeaseRefusal:
+        """Lease staging for blocks of a drive, while the request lasts."""
         drive = self._context.drives.get(drive_id)
         if drive is not None and drive.refuses_writes:
-            lease = LeaseRefusal.GIVEN_UP
-        elif not self._deadline.is_over():
-            lease = await self._context.staging.lease(
-                len(positions),
-                self._slot_bytes,
-                Purpose.PUT,
-                holder=self._worker,
-                tenant=self._worker.tenant,
-                within_s=self._deadline.left_s,
-                drive=drive_id,
-                given_up=None if drive is None else drive.writes_given_up,
-            )
-        if isinstance(lease, StagingLease) and not self._deadline.is_over():
-            return lease
-        if isinstance(lease, StagingLease):
+            return LeaseRefusal.GIVEN_UP
+        if self._deadline.is_over():
+            return LeaseRefusal.DEADLINE
+        lease = await self._context.staging.lease(
+            blocks,
+            self._slot_bytes,
+            Purpose.PUT,
+            holder=self._worker,
+            tenant=self._worker.tenant,
+            within_s=within_s,
+            drive=drive_id,
+            given_up=None if drive is None else drive.writes_given_up,
+        )
+        if isinstance(lease, StagingLease) and self._deadline.is_over():
             self._context.staging.release(lease)
-        elif lease is not LeaseRefusal.DEADLINE:
-            self._outcomes.set(positions, PutState.DECLINED, REFUSAL_REASONS[lease])
-        self._space.release(positions)
-        return None
+            return LeaseRefusal.DEADLINE
+        return lease
 
     async def _store_group(
-        self, drive_id: DriveId, group: MovedGroup, lease: StagingLease, *, is_last: bool
+        self, drive_id: DriveId, group: MovedGroup, fetch: Fetch, *, is_last: bool
     ) -> None:
-        """Process a group from arena to commit. *is_last*: no other group waits for the lane."""
-        context, check = self._context, self._expect(group, lease)
-        positions = group.positions
+        """Process a group with space, whose fetch has begun. *is_last*: no other waits for the lane."""
+        context, lease, check, positions = self._context, fetch.lease, fetch.check, group.positions
         keys = self._blocks.keys[positions]
         staged = StagedGroup(
             lease,
@@ -319,10 +401,9 @@ class PutRun(TransferRun[Put]):
             check.tags,
             lambda rows: self._space.are_standing(positions[rows], context.routes().map),
         )
-        kept, fetched = np.zeros(len(positions), np.bool_), list[tuple[BlockStream, asyncio.Future[None]]]()
+        kept = np.zeros(len(positions), np.bool_)
         try:
-            fetched.append(self._fetch(group, lease, check))
-            await self._check_group(group, *fetched[0])
+            await self._check_group(group, fetch)
             context.staged.add(staged, group.good)
             self._end_check(group)
             context.staging.charge_to_drive(lease, drive_id)
@@ -331,7 +412,7 @@ class PutRun(TransferRun[Put]):
                 if not self._unchecked:
                     await until_done(self._is_over)  # the answer goes before the write
                 await turn
-            reasons = self._write(drive_id, group, check.pieces)
+            reasons = self._write(drive_id, group, fetch)
             if group.write is not None:
                 await self._wait_for_write(group.write, reasons)
             if group.write is None or not group.write.is_abandoned:
@@ -341,10 +422,7 @@ class PutRun(TransferRun[Put]):
                 context.staged.remove(staged, group.good[has_failed])
             kept[:] = await self._commit(group, reasons)
         except BaseException:  # on any error, the lease must outlive all started work
-            for stream, checked in fetched:
-                stream.stop()
-                await until_done(stream.ended)
-                await until_done(checked)
+            await fetch.outlive()
             if group.write is not None:
                 await until_done(group.write.ends)
             raise
@@ -354,33 +432,21 @@ class PutRun(TransferRun[Put]):
             keep = CacheOffer(keys, check.tags, check.lengths, kept, tenant=self._blocks.tenant)
             staged.end(lambda: context.release(lease, ios, keep=keep))
 
-    def _expect(self, group: MovedGroup, lease: StagingLease) -> TagCheck:
-        """Expect a group's blocks in the lease's slots, in the order of their places on the drive."""
-        places = self._space.drive_offsets(group.positions)
-        in_order = np.argsort(places, kind="stable")
-        positions = group.positions = group.positions[in_order]
-        lengths = self._blocks.lengths[positions]
-        pieces = Pieces(self._context.staging.array, lease.offsets, places[in_order], whole_pages(lengths))
+    def _fetch(self, group: MovedGroup, lease: StagingLease) -> None:
+        """Start fetching a group into a lease, from the worker's memory or by its transport."""
+        lengths, positions = self._blocks.lengths[group.positions], group.positions
+        no_places = np.zeros(len(positions), np.int64)  # on the drive, before the write
+        pieces = Pieces(self._context.staging.array, lease.offsets, no_places, whole_pages(lengths))
         check = TagCheck(pieces, lengths, self._blocks.seeds[positions], self._tags[positions])
-        group.states = check.states
-        return check
-
-    def _fetch(
-        self, group: MovedGroup, lease: StagingLease, check: TagCheck
-    ) -> tuple[BlockStream, asyncio.Future[None]]:
-        """Start fetching a group from the worker's memory, or by its transport.
-
-        The future is done after the last check.
-        """
         if self._memory is None:
             stream, checked = self._fetch_by_transport(group, lease, check)
         else:
-            stream = self._memory.fetch(check, self._slots[group.positions])
+            stream = self._memory.fetch(check, self._slots[positions])
             checked = stream.ended
+        group.states, group.fetch = check.states, Fetch(lease, check, stream, checked)
         self._leases.add(lease)
         self._moving[stream] = group
         stream.ended.add_done_callback(lambda _: self._leases.discard(lease))
-        return stream, checked
 
     def _fetch_by_transport(
         self, group: MovedGroup, lease: StagingLease, check: TagCheck
@@ -399,20 +465,19 @@ class PutRun(TransferRun[Put]):
         stream.ended.add_done_callback(lambda _: arrivals.end())
         return stream, arrivals.checked
 
-    async def _check_group(
-        self, group: MovedGroup, stream: BlockStream, checked: asyncio.Future[None]
-    ) -> None:
+    async def _check_group(self, group: MovedGroup, fetch: Fetch) -> None:
         """Wait until a group has arrived and is checked, and note the outcomes.
 
         After the end of the request, no further block may be stored.
         """
-        await checked
-        del self._moving[stream]
+        await fetch.checked
+        del self._moving[fetch.stream]
         if not self._deadline.is_over():
             self._note_checked(group, _AT_CHECK)
         is_good = group.states == GOOD
-        group.good = is_good.nonzero()[0]
-        if len(group.good) < len(is_good):
+        good = is_good.nonzero()[0]
+        group.good = good[np.argsort(self._space.drive_offsets(group.positions[good]), kind="stable")]
+        if len(good) < len(is_good):
             self._space.release(group.positions[~is_good])
 
     def _note_checked(self, group: MovedGroup, ends: tuple[NDArray[np.uint8], NDArray[np.uint8]]) -> None:
@@ -427,10 +492,11 @@ class PutRun(TransferRun[Put]):
         moving = []
         for stream, group in self._moving.items():
             moving.append(group.positions[stream.stop()])
-            self._note_checked(group, _AT_END)
+            if group.has_space:
+                self._note_checked(group, _AT_END)
         return np.sort(np.concatenate(moving))
 
-    def _write(self, drive_id: DriveId, group: MovedGroup, pieces: Pieces) -> NDArray[np.uint8]:
+    def _write(self, drive_id: DriveId, group: MovedGroup, fetch: Fetch) -> NDArray[np.uint8]:
         """Start writing the good blocks of a group.
 
         Returns a reason per good block, as long as the block is not on flash.
@@ -442,7 +508,10 @@ class PutRun(TransferRun[Put]):
             # Checked last: this agent may have been suspended meanwhile.
             reason = Reason.EXPIRED
         elif drive is not None and len(group.good):
-            group.write = self._context.writes.submit(drive, pieces.some(group.good))
+            lengths = fetch.check.pieces.lengths[group.good]
+            places = self._space.drive_offsets(group.positions[group.good])
+            pieces = Pieces(self._context.staging.array, fetch.lease.offsets[group.good], places, lengths)
+            group.write = self._context.writes.submit(drive, pieces)
         return codec.filled(len(group.good), reason)
 
     @staticmethod

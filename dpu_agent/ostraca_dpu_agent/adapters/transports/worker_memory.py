@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +27,8 @@ from ostraca_fabric.wire.messages import WorkerMemory
 
 log = logging.getLogger(__name__)
 
-_SETTINGS = FlashIoSettings(io_uring=False, drive_bytes_max=2 << 20, bytes_max=16 << 20)
-"""Bytes that threads copy at a time: two of them for each worker, on a host with many cores."""
+SETTINGS = FlashIoSettings(io_uring=False, drive_bytes_max=2 << 20, bytes_max=16 << 20)
+"""Bytes that threads copy at a time: two of them for each worker, and sixteen for all."""
 
 _MEMORY_BYTES = (1 << 63) - 1
 """Addresses of a process, which are offsets on its drive."""
@@ -35,8 +37,9 @@ _MEMORY_BYTES = (1 << 63) - 1
 class WorkerMemories:
     """Memory of all workers on this host. Use on the event loop's thread only, and close it."""
 
-    def __init__(self) -> None:
+    def __init__(self, open_engine: Callable[[], LoopIoEngine] = partial(LoopIoEngine, SETTINGS)) -> None:
         """Start no thread before the first worker."""
+        self._open_engine = open_engine
         self._engine: LoopIoEngine | None = None
         self._readers: set[WorkerMemoryReader] = set()
         """Readers that are open, or have copies under way."""
@@ -69,7 +72,7 @@ class WorkerMemories:
     def _open(self, process: int) -> WorkerMemoryReader:
         """Return a reader. Raises DriveError if no thread can start."""
         if self._engine is None:
-            self._engine = LoopIoEngine(_SETTINGS)
+            self._engine = self._open_engine()
         reader = WorkerMemoryReader(self._engine, process, self._readers)
         self._readers.add(reader)
         return reader

@@ -188,6 +188,10 @@ class Routes:
                 last = number
         return shards, counts
 
+    def drives(self, secret: bytes, spans: Sequence[Span]) -> set[DriveId]:
+        """Return the drives of blocks under the current placement epoch."""
+        return {self.place(shard)[0] for shard in self.runs(secret, spans)[0] if shard is not None}
+
     def by_owner_of_all(self, secret: bytes, spans: Sequence[Span]) -> tuple[PartsByOwner, NDArray[np.intp]]:
         """Group blocks as every live epoch places them, current epoch first.
 
