@@ -15,8 +15,8 @@ from functools import partial
 
 import msgspec
 
-from ostraca_dpu_agent.conditions import AgentPhase
 from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemories
+from ostraca_dpu_agent.conditions import AgentPhase
 from ostraca_dpu_agent.controller.controller import AgentController
 from ostraca_dpu_agent.controller.drive_attachments import DriveOpener, path_on_record, preempt_none
 from ostraca_dpu_agent.controller.epoch_retirement import EpochRetirement

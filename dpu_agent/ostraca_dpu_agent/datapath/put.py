@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.flash_io import DriveIO, interleave_drives
-from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS
+from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, Routes
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.transfer import TransferRun
 from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
@@ -107,7 +107,7 @@ class MovedGroup:
     """False while owners have not answered."""
 
     good: NDArray[np.intp] = field(init=False)
-    """Rows of blocks with a matching tag, in the order of their places on the drive; known after the check."""
+    """Rows of blocks with a matching tag, in the order of their places on the drive; set by the check."""
 
     write: DriveIO | None = None
     """Write of the good blocks."""
@@ -209,9 +209,10 @@ class PutRun(TransferRun[Put]):
 
     async def _begin(self) -> list[Coroutine[Any, Any, None]]:
         """Reserve space, and fetch a small put meanwhile; return lanes as ``_lanes``."""
-        early = await self._fetch_early()
+        routes = self._context.routes()
+        early = await self._fetch_early(routes)
         try:
-            reserved = await self._reserve()
+            reserved = await self._reserve(routes)
         except BaseException:
             if early is not None:
                 await self._discard(early)
@@ -220,12 +221,12 @@ class PutRun(TransferRun[Put]):
             return self._lanes(reserved, early)
         return [*self._lanes(reserved), self._discard(early)]
 
-    async def _fetch_early(self) -> MovedGroup | None:
+    async def _fetch_early(self, routes: Routes) -> MovedGroup | None:
         """Begin to fetch the blocks of a small put for one drive, if staging has room now."""
         blocks, per_group = len(self._blocks), self._context.blocks_per_put(self._slot_bytes)
         if not 0 < blocks <= min(per_group, _EARLY_BYTES // self._slot_bytes) or self._is_short.any():
             return None
-        drives = self._context.routes().drives(self._volume.placement_secret, self._blocks.spans)
+        drives = routes.drives(self._volume.placement_secret, self._blocks.spans)
         if len(drives) != 1:
             return None
         (drive,) = drives
@@ -301,7 +302,7 @@ class PutRun(TransferRun[Put]):
         if not self._is_staged.done():
             self._is_staged.set_result(None)
 
-    async def _reserve(self) -> NDArray[np.intp]:
+    async def _reserve(self, routes: Routes) -> NDArray[np.intp]:
         """Reserve space; return the positions with space.
 
         All other blocks get their final state.
@@ -311,7 +312,7 @@ class PutRun(TransferRun[Put]):
             return np.zeros(0, np.intp)
         is_short = self._is_short
         self._outcomes.set(is_short, PutState.DECLINED, Reason.TOO_SHORT)
-        routes, secret = context.routes(), self._volume.placement_secret
+        secret = self._volume.placement_secret
         reserving = self._space.reserve(routes, secret, ~is_short, within_s=within_s)
         if not routes.has_earlier:
             await reserving

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.native import at, library
 
 PROOF_BYTES = 16
@@ -92,7 +91,7 @@ def copy_verified(  # noqa: PLR0913 (a column each)
         at(tags[rows]),
         at(states[rows]),
         len(addresses),
-        False,
+        0,
         source.process,
         at(addresses),
     )

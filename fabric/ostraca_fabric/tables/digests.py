@@ -45,7 +45,7 @@ from xxhash import xxh3_128_digest
 
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.chain import Span
-from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
+from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import FabricId, TenantId
 from ostraca_fabric.model.volume import VolumeIdentity
 from ostraca_fabric.native import at, library, library_for

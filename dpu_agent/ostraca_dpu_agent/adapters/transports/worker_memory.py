@@ -2,17 +2,17 @@
 
 The kernel copies the bytes, and names the process: a worker can't have this agent read another one. A flash
 I/O engine of its own does the reads, as if each worker's memory were a drive. So threads in C copy and check
-blocks, without the interpreter lock, and a worker with slow memory occupies few of them. Blocks of a failed
+blocks, without the interpreter lock, and a worker with slow memory occupies few threads. Blocks of a failed
 copy stay unchecked, and are not stored.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ from ostraca_fabric.wire.messages import WorkerMemory
 log = logging.getLogger(__name__)
 
 SETTINGS = FlashIoSettings(io_uring=False, drive_bytes_max=2 << 20, bytes_max=16 << 20)
-"""Bytes that threads copy at a time: two of them for each worker, and sixteen for all."""
+"""Limits of the bytes under way: 2 MiB for each worker, and 16 MiB for all."""
 
 _MEMORY_BYTES = (1 << 63) - 1
 """Addresses of a process, which are offsets on its drive."""
@@ -37,7 +37,7 @@ _MEMORY_BYTES = (1 << 63) - 1
 class WorkerMemories:
     """Memory of all workers on this host. Use on the event loop's thread only, and close it."""
 
-    def __init__(self, open_engine: Callable[[], LoopIoEngine] = partial(LoopIoEngine, SETTINGS)) -> None:
+    def __init__(self, open_engine: Callable[[], LoopIoEngine] = lambda: LoopIoEngine(SETTINGS)) -> None:
         """Start no thread before the first worker."""
         self._open_engine = open_engine
         self._engine: LoopIoEngine | None = None
@@ -56,7 +56,11 @@ class WorkerMemories:
             except DriveError as error:
                 why = str(error)
             else:
-                why = await reader.why_not(offer)
+                try:
+                    why = await reader.why_not(offer)
+                except asyncio.CancelledError:
+                    reader.close()
+                    raise
                 if not why:
                     return reader
                 reader.close()
@@ -64,7 +68,7 @@ class WorkerMemories:
         return None
 
     def close(self) -> None:
-        """End the threads. Those of copies under way end with the process."""
+        """End the threads. Threads with copies under way end with the process."""
         if self._engine is not None and not self._readers:
             self._engine.close()
             self._engine = None
@@ -99,7 +103,7 @@ class WorkerMemoryReader:
             return "no memory is left"
         ended = await asyncio.shield(end)
         if ended.failed:
-            return os.strerror(ended.error)
+            return _text_of(ended)
         return "" if found.tobytes() == offer.proof else "its proof is not there"
 
     def fetch(self, check: TagCheck, addresses: NDArray[np.int64]) -> MemoryFetch:
@@ -115,7 +119,7 @@ class WorkerMemoryReader:
         return fetch
 
     def close(self) -> None:
-        """Begin no other copy. Those under way end by themselves."""
+        """Begin no other copy. Copies under way end by themselves."""
         self._is_closed = True
         self._leave()
 
@@ -153,5 +157,9 @@ class MemoryFetch:
 
     def _end(self, end: asyncio.Future[IoEnd]) -> None:
         if end.result().failed:
-            log.warning("Blocks can't be read from a worker's memory: %s", os.strerror(end.result().error))
+            log.warning("Blocks can't be read from a worker's memory: %s", _text_of(end.result()))
         self.ended.set_result(None)
+
+
+def _text_of(end: IoEnd) -> str:
+    return os.strerror(end.error or errno.EFAULT)  # 0: beyond all addresses
