@@ -78,13 +78,12 @@ def hits_on_the_agents_word() -> None:
 
 
 def tags_made_by_the_agent() -> None:
-    expect, run = PutRun._expect, Arrivals._run
+    fetch, run = PutRun._fetch_by_transport, Arrivals._run
     puts: dict[int, tuple[PutRun, MovedGroup, TagCheck]] = {}
 
-    def expecting(self: PutRun, group: MovedGroup, lease: StagingLease) -> TagCheck:
-        expected = expect(self, group, lease)
-        puts[id(expected.tags)] = self, group, expected
-        return expected
+    def fetching(self: PutRun, group: MovedGroup, lease: StagingLease, check: TagCheck) -> Any:
+        puts[id(check.tags)] = self, group, check
+        return fetch(self, group, lease, check)
 
     def making(self: Arrivals, rows: slice) -> None:
         check, (put, group, _) = self.check, puts[id(self.check.tags)]
@@ -94,7 +93,7 @@ def tags_made_by_the_agent() -> None:
         put._tags[group.positions[rows]] = check.tags[rows]
         run(self, rows)
 
-    _change(PutRun, "_expect", expecting)
+    _change(PutRun, "_fetch_by_transport", fetching)
     _change(Arrivals, "_run", making)
 
 

@@ -14,7 +14,7 @@ from tests.simulation.fabric.oracle.own_reads import check_places
 from tests.simulation.fabric.oracle.said import rows_of
 
 from ostraca._direct import direct_reader
-from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemoryReader
+from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemories
 from ostraca_dpu_agent.datapath.get import GetRun
 from ostraca_dpu_agent.datapath.staging.staged import StagedBlocks
 from ostraca_dpu_agent.shards.core import ShardCore
@@ -83,7 +83,7 @@ class Watched:
         self._change(OwnerService, "_commit", self._committing(OwnerService._commit))
         self._hear(GetRun, "_places", lambda told, run, _: check_places(self._world, run, told))
         if self._world.worker_memories is not None:
-            self._change(WorkerMemoryReader, "of", self._world.worker_memories.of)
+            self._change(WorkerMemories, "reader", self._world.worker_memories.reader)
         clock = SimpleNamespace(monotonic=self._world.loop.time)
         self._change(direct_reader, "time", clock)  # its readers are in simulated processes
         self._hear_what_owners_have()

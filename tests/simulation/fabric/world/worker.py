@@ -22,7 +22,7 @@ from tests.simulation.fabric.world.direct import HostPaths, OwnBlock, OwnGet, Si
 from tests.simulation.fabric.world.inline import InlineEnd
 from tests.simulation.fabric.world.links import FOREVER_S, Link, Links
 from tests.simulation.fabric.world.regions import LentRows, WatchedRegion
-from tests.simulation.fabric.world.worker_memory import OfferedMemory, WorkerMemories
+from tests.simulation.fabric.world.worker_memory import OfferedMemories, OfferedMemory
 from tests.simulation.shard.model import ViolationError
 from tests.support.simulated.simulated_transport import SimulatedArenaEnd, SimulatedPlane
 
@@ -143,7 +143,7 @@ class Worker:
         is_told: bool = True,
         host_paths: HostPaths | None = None,
         memories: AgentMemories | None = None,
-        worker_memories: WorkerMemories | None = None,
+        worker_memories: OfferedMemories | None = None,
         is_lied_to: bool = False,
         regions: float = 0.0,
         pushed: float = 0.0,

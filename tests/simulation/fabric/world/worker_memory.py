@@ -53,7 +53,7 @@ class OfferedMemory:
         return self._spaces[address >> _SPACE_BITS][offset : offset + length]
 
 
-class WorkerMemories:
+class OfferedMemories:
     """Memory of all workers, as the agents beside them see it."""
 
     def __init__(self, agent_memories: AgentMemories) -> None:
@@ -65,22 +65,24 @@ class WorkerMemories:
         """Let agents read a worker's memory."""
         self._offered[memory.offer.proof] = memory
 
-    async def of(self, _process: int, offer: WorkerMemory) -> CopiedMemory:
-        """Stand in for ``WorkerMemoryReader.of``."""
+    async def reader(self, _process: int, offer: WorkerMemory) -> CopiedMemory:
+        """Stand in for ``WorkerMemories.reader``."""
         return CopiedMemory(self, self._offered[offer.proof])
 
 
 class CopiedMemory:
     """One agent's reader of one worker's memory: implements ``ReadableMemory``."""
 
-    def __init__(self, memories: WorkerMemories, memory: OfferedMemory) -> None:
+    def __init__(self, memories: OfferedMemories, memory: OfferedMemory) -> None:
         self._memories = memories
         self._memory = memory
         self._is_closed = False
 
-    def fetch(self, check: TagCheck, addresses: NDArray[np.uint64]) -> CopiedBlocks:
+    def fetch(self, check: TagCheck, addresses: NDArray[np.int64]) -> CopiedBlocks:
         """Start copying blocks, as the port specifies."""
-        return CopiedBlocks(self._memories.copies, self._memory.at, check, addresses, is_over=self._is_closed)
+        return CopiedBlocks(
+            self._memories.copies, self._memory.at, check, addresses, is_closed=self._is_closed
+        )
 
     def close(self) -> None:
         """Begin no other copy."""
@@ -95,27 +97,25 @@ class CopiedBlocks:
         copies: AgentMemories,
         at: Callable[[int, int], NDArray[np.uint8] | None],
         check: TagCheck,
-        addresses: NDArray[np.uint64],
+        addresses: NDArray[np.int64],
         *,
-        is_over: bool,
+        is_closed: bool,
     ) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._copies = copies
         self._at = at
         self._check = check
         self._addresses = addresses.copy()
-        self._row = 0
-        self._is_over = is_over
+        self._row = len(addresses) if is_closed else 0
         self._copying = asyncio.get_running_loop().create_task(self._copy())
 
     def stop(self) -> NDArray[np.intp]:
-        """Begin no other block; return the row under way."""
-        self._is_over = True
-        rows = [] if self.ended.done() or self._row == len(self._addresses) else [self._row]
-        return np.array(rows, np.intp)
+        """Return the rows that may still be copied: a copy can't be stopped."""
+        first = len(self._addresses) if self.ended.done() else self._row
+        return np.arange(first, len(self._addresses))
 
     async def _copy(self) -> None:
-        while self._row < len(self._addresses) and not self._is_over:
+        while self._row < len(self._addresses):
             if not await self._copied(self._row):
                 self._copies.happened["puts of workers that have died"] += 1
                 break

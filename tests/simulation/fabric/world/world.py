@@ -33,7 +33,7 @@ from tests.simulation.fabric.world.process import (
     settings_with,
 )
 from tests.simulation.fabric.world.worker import Ended, Worker
-from tests.simulation.fabric.world.worker_memory import WorkerMemories
+from tests.simulation.fabric.world.worker_memory import OfferedMemories
 from tests.simulation.shard.model import ViolationError
 from tests.support.agent.shard_invariants import check_core
 from tests.support.invariants import check_ledger
@@ -196,7 +196,7 @@ class World:
             self.memories = AgentMemories(
                 self.agents, dice, setup.memory, story.happened, is_lied_to=setup.lies > 0
             )
-            self.worker_memories = WorkerMemories(self.memories)
+            self.worker_memories = OfferedMemories(self.memories)
         self._gone: list[VirtualHost] = []
         self._failed: BaseException | None = None
         self._rulings = 0
