@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
 import multiprocessing
 import os
@@ -16,20 +17,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.contract.drives.drive_contract import DRIVE_BYTES, at_page, pages, pieces, tag_check, written
 from tests.contract.drives.engines import ENGINES, PATIENT_ENGINES, new_engine
 from tests.support.simulated.stuck_memory import StuckMemory
 
 from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
-from ostraca_fabric.drives.io_engine import DriveEngine, FlashIoSettings, IoEngine
+from ostraca_fabric.drives.io_engine import DriveEngine, FlashIoSettings, IoEnd, IoEngine, IoOperation
 from ostraca_fabric.drives.loop_engine import LoopIoEngine
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId
-from ostraca_fabric.tables.digests import PieceState
+from ostraca_fabric.tables.digests import PieceState, TagCheck, tags_of
 
 PAGES = DRIVE_BYTES // PAGE_BYTES
 LONG_PAGES = 128
 """Longer than a short batch, in one I/O."""
+
+UNTOUCHED = 0xEE
 
 DENIED = """
 import ctypes, errno, sys
@@ -68,6 +72,13 @@ def new_drive(folder: Path, engine: DriveEngine, name: str = "drive") -> FileDri
 def threads() -> set[str]:
     """Return the ids of this process's threads, those of C included."""
     return {each.name for each in Path("/proc/self/task").iterdir()}
+
+
+def ended_process() -> int:
+    """Return the id of a process that has ended."""
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    return ended.pid
 
 
 class Pipe:
@@ -282,6 +293,56 @@ def test_an_engine_serves_one_loop_after_the_other(tmp_path: Path, engine: Drive
     for _ in range(2):
         assert asyncio.run(written(drive, Pieces.one(pages(1), drive_offset=0))) == [True]
     drive.close()
+
+
+async def _read_process(
+    engine: LoopIoEngine, drive: int, wanted: Pieces, check: TagCheck | None
+) -> tuple[IoEnd, NDArray[np.uint8]]:
+    """Read memory of a process; return the end, and a state per piece."""
+    end: asyncio.Future[IoEnd] = asyncio.get_running_loop().create_future()
+    states = np.full(len(wanted), UNTOUCHED, np.uint8) if check is None else check.states
+    assert engine.submit(drive, IoOperation.READ, wanted, check, end.set_result, states=states)
+    return await end, states
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+async def test_memory_of_a_process_is_read_like_a_drive_of_this_size(*, is_checked: bool) -> None:
+    """Blocks of odd lengths at odd addresses: two neighbours, two apart, and two that end beyond the size."""
+    lengths = np.array([5000, PAGE_BYTES, 1, PAGE_BYTES - 1, 10, 1], np.uint32)
+    sources = np.array([3, 5003, 20_001, 9_999, 30_000, 30_005], np.int64)
+    source, target = pages(8, b"p"), np.full(12 * PAGE_BYTES, UNTOUCHED, np.uint8)
+    places = np.array([4, 0, 2, 10, 6, 8], np.int64) * PAGE_BYTES
+    expected = target.copy()
+    for piece in range(4):
+        length, place = int(lengths[piece]), int(places[piece])
+        if is_checked:
+            expected[place : place + -(-length // PAGE_BYTES) * PAGE_BYTES] = 0
+        expected[place : place + length] = source[sources[piece] :][:length]
+    engine = LoopIoEngine(FlashIoSettings(io_uring=False))
+    drive = engine.attach_process(os.getpid(), source.ctypes.data + 30_005)
+    wanted, check = Pieces(target, places, sources + source.ctypes.data, lengths), None
+    if is_checked:
+        seeds = np.arange(6, dtype=np.uint64)
+        check = TagCheck(wanted, lengths, seeds, tags_of(source, sources, lengths, seeds))
+        check.tags[2] ^= 1
+    end, states = await _read_process(engine, drive, wanted, check)
+    assert end == IoEnd(2, source.ctypes.data + 30_005, 0)
+    third = PieceState.DAMAGED if is_checked else PieceState.GOOD
+    assert states.tolist() == [PieceState.GOOD] * 2 + [third, PieceState.GOOD] + [PieceState.PENDING] * 2
+    assert np.array_equal(target, expected), "the rest of the last page of checked blocks is zero"
+    engine.detach(drive)
+    engine.close()
+
+
+async def test_a_process_that_has_ended_fails_each_read() -> None:
+    engine, target = LoopIoEngine(FlashIoSettings(io_uring=False)), np.full(PAGE_BYTES, UNTOUCHED, np.uint8)
+    drive = engine.attach_process(ended_process(), 1 << 47)
+    address = target.ctypes.data
+    end, states = await _read_process(engine, drive, Pieces.one(target, drive_offset=address), None)
+    assert (end, states.tolist()) == (IoEnd(1, address, errno.ESRCH), [PieceState.PENDING])
+    assert (target == UNTOUCHED).all()
+    engine.detach(drive)
+    engine.close()
 
 
 async def _failed_ios(name: str, path: str, wanted: Pieces) -> int:

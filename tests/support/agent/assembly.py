@@ -103,6 +103,11 @@ SETTINGS = AgentSettings(
 )
 """What is held up here is held up by a test, and no drive is left alone for it."""
 
+GROUPED = replace(
+    SETTINGS, flow=replace(SETTINGS.flow, wave_bytes=SLOT_BYTES, put_group_bytes=4 * SLOT_BYTES)
+)
+"""Each block of a put is a wave, and four are a group."""
+
 
 def with_cache(cache_bytes: int) -> AgentSettings:
     return replace(SETTINGS, memory=replace(SETTINGS.memory, cache_bytes=cache_bytes))
@@ -391,6 +396,15 @@ class Assembly:
         """Wait until the shard hands out space."""
         ring = self.shard.core.ring
         await until(lambda: bool(ring.ready or ring.pools.common.current))
+
+    async def quiet(self) -> None:
+        """Store block 9, and wait until nothing else is written."""
+        ring = self.shard.core.ring
+        await self.put(self.worker(), [9])
+        await self.recorded()
+        await until(lambda: ring.opening is None and not ring.wants_opening)
+        self.drive.asked.clear()
+        self.drive.writes.clear()
 
     async def recorded(self) -> None:
         """Wait until the volume is recorded on flash, which is written beside all else, or can't be now."""

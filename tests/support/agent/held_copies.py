@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ostraca_dpu_agent.adapters.transports.worker_memory import SETTINGS
 from ostraca_fabric.drives.loop_engine import LoopIoEngine
-from ostraca_fabric.tables.digests import TAG_BYTES, TagCheck
+from ostraca_fabric.tables.digests import TAG_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ostraca_fabric.drives.io_engine import IoEnd, IoOperation
+    from ostraca_fabric.model.extent import Pieces
+    from ostraca_fabric.tables.digests import TagCheck
 
 
 class HoldingEngine(LoopIoEngine):
@@ -18,30 +25,50 @@ class HoldingEngine(LoopIoEngine):
 
     def __init__(self) -> None:
         super().__init__(SETTINGS)
-        self.is_held = False
-        self.passing: set[bytes] = set()
-        """Tags of blocks that begin copies which are not held."""
-
         self.begun: list[int] = []
-        """Blocks of each copy of blocks."""
+        """Number of blocks of each copy, held ones included."""
 
+        self.ended: list[int] = []
+        """The same of copies that have ended."""
+
+        self.detached = 0
+        """Workers whose memory is not read any more."""
+
+        self._is_held = False
+        self._passing: set[bytes] = set()
         self._held: list[Callable[[], bool]] = []
 
     def hold(self, *, passing: bytes = b"") -> None:
         """Hold later copies, but not of groups that begin with one of the tags *passing*."""
-        self.is_held = True
-        self.passing = {passing[at : at + TAG_BYTES] for at in range(0, len(passing), TAG_BYTES)}
+        self._is_held = True
+        self._passing = {passing[at : at + TAG_BYTES] for at in range(0, len(passing), TAG_BYTES)}
 
-    def submit(self, *what: Any, **how: Any) -> bool:  # noqa: ANN401 (as ``LoopIoEngine``)
-        check = what[3]
-        if check is not None:
-            assert isinstance(check, TagCheck)
-            self.begun.append(len(check.lengths))
-        is_held = self.is_held and not (check and check.tags[0].tobytes() in self.passing)
-        if not is_held:
-            return super().submit(*what, **how)
-        self._held.append(partial(super().submit, *what, **how))
-        return True
+    def submit(
+        self,
+        drive: int,
+        operation: IoOperation,
+        pieces: Pieces | None,
+        check: TagCheck | None,
+        end: Callable[[IoEnd], None],
+        *,
+        states: NDArray[np.uint8] | None = None,
+    ) -> bool:
+        blocks = 0 if check is None else len(check.lengths)
+
+        def ending(result: IoEnd) -> None:
+            end(result)
+            self.ended.append(blocks)
+
+        submit = partial(super().submit, drive, operation, pieces, check, ending, states=states)
+        self.begun.append(blocks)
+        if self._is_held and (check is None or check.tags[0].tobytes() not in self._passing):
+            self._held.append(submit)
+            return True
+        return submit()
+
+    def detach(self, drive: int) -> None:  # type: ignore[override]  # that of the class counts nothing
+        self.detached += 1
+        super().detach(drive)
 
     @property
     def held(self) -> int:
@@ -49,6 +76,7 @@ class HoldingEngine(LoopIoEngine):
         return len(self._held)
 
     def let_go(self) -> None:
-        self.is_held = False
+        """Hold no copy any more, and begin those that waited."""
+        self._is_held = False
         while self._held:
             assert self._held.pop(0)()

@@ -1,28 +1,32 @@
-"""Copies of blocks out of the memory of a worker, by threads of the agent."""
+"""Copies of blocks out of the memory of workers, by threads of the agent."""
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
+import mmap
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import accumulate
 from random import Random
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.contract.drives.test_io_engine import ended_process, threads
 from tests.support.agent.assembly import until
-from tests.support.agent.held_copies import HeldCopies
+from tests.support.agent.held_copies import HoldingEngine
+from tests.support.agent.read_worker import NOWHERE
+from tests.support.simulated.stuck_memory import StuckMemory
 
-from ostraca_dpu_agent.adapters.transports import worker_memory
-from ostraca_dpu_agent.adapters.transports.worker_memory import MemoryFetch, WorkerMemoryReader
+from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemories, WorkerMemoryReader
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces, whole_pages
-from ostraca_fabric.runtime.process_memory import MemoryProof, ProcessBlocks
+from ostraca_fabric.runtime.process_memory import PROOF_BYTES, MemoryProof
 from ostraca_fabric.tables.digests import PieceState, TagCheck, tags_of
 from ostraca_fabric.wire.messages import WorkerMemory
 
@@ -30,8 +34,6 @@ MIB = 1 << 20
 SIZE = 24 * MIB
 SLOT_BYTES = 256 << 10
 UNTOUCHED = 0xEE
-NOWHERE = 8
-"""An address in the first page, which no process maps."""
 
 CONTENT = f"np.random.default_rng(1).integers(0, 256, {SIZE}, np.uint8)"
 PROGRAM = f"""
@@ -49,6 +51,11 @@ class Child:
     process: subprocess.Popen[str]
     address: int
     content: NDArray[np.uint8]
+
+    @property
+    def offer(self) -> WorkerMemory:
+        """An offer whose proof is the begin of the memory."""
+        return WorkerMemory(self.address, self.content[:PROOF_BYTES].tobytes())
 
     def end(self) -> None:
         self.process.kill()
@@ -71,13 +78,30 @@ def child(content: NDArray[np.uint8]) -> Iterator[Child]:
         process.communicate()
 
 
-@contextmanager
-def reading(process: int) -> Iterator[WorkerMemoryReader]:
-    reader = WorkerMemoryReader(process)
-    try:
-        yield reader
-    finally:
-        reader.close()
+OWN = MemoryProof()
+
+
+def offer(address: int = OWN.address, proof: bytes = OWN.content) -> WorkerMemory:
+    return WorkerMemory(address, proof)
+
+
+async def opened(memories: WorkerMemories, child: Child | None = None) -> WorkerMemoryReader:
+    """Open a reader of a child, or of this process."""
+    process, its = (os.getpid(), offer()) if child is None else (child.process.pid, child.offer)
+    reader = await memories.reader(process, its)
+    assert reader is not None
+    return reader
+
+
+@asynccontextmanager
+async def reading(child: Child | None = None) -> AsyncIterator[WorkerMemoryReader]:
+    """Read a child, or this process; no thread must be left in the end."""
+    before, memories = threads(), WorkerMemories()
+    reader = await opened(memories, child)
+    yield reader
+    reader.close()
+    memories.close()
+    await until(lambda: threads() <= before)
 
 
 @dataclass
@@ -85,22 +109,30 @@ class Expected:
     """Blocks in a process, and what an agent's staging should have of them."""
 
     check: TagCheck
-    addresses: NDArray[np.uint64]
+    addresses: NDArray[np.int64]
     content: list[NDArray[np.uint8]]
     places: NDArray[np.int64]
 
     @classmethod
-    def of(cls, source: NDArray[np.uint8], address: int, lengths: list[int]) -> Expected:
-        """Expect blocks of these lengths, from odd places in any order, in slots in any order."""
+    def of(
+        cls,
+        source: NDArray[np.uint8],
+        address: int,
+        lengths: list[int],
+        *,
+        sources: list[int] | None = None,
+    ) -> Expected:
+        """Expect blocks of these lengths, from *sources* or any places, in slots in any order."""
         count, dice = len(lengths), Random(len(lengths))
-        sources = [dice.randrange(len(source) - length) for length in lengths]
+        if sources is None:
+            sources = [dice.randrange(len(source) - length) for length in lengths]
         content = [source[at : at + length] for at, length in zip(sources, lengths, strict=True)]
         places = np.array(dice.sample(range(count), count), np.int64) * SLOT_BYTES
         columns, seeds = np.array(lengths, np.uint32), np.arange(count, dtype=np.uint64)
         tags = tags_of(source, np.array(sources, np.int64), columns, seeds)
         memory = np.full(count * SLOT_BYTES, UNTOUCHED, np.uint8)
         check = TagCheck(Pieces(memory, places, places, whole_pages(columns)), columns, seeds, tags)
-        return cls(check, np.array(sources, np.uint64) + np.uint64(address), content, places.copy())
+        return cls(check, np.array(sources, np.int64) + address, content, places.copy())
 
     def staged(self, rows: set[int]) -> NDArray[np.uint8]:
         """Return what memory has with some blocks, each with zeroes up to the end of its last page."""
@@ -111,30 +143,43 @@ class Expected:
             memory[place : place + len(block)] = block
         return memory
 
-    def assert_good(self, rows: set[int]) -> None:
-        """Assert that these blocks are there, and no byte elsewhere was written."""
+    def assert_good(self, rows: set[int] | None = None) -> None:
+        """Assert that these blocks, or all, are there, and no byte elsewhere was written."""
+        rows = {*range(len(self.content))} if rows is None else rows
+        self.assert_states(rows)
+        assert np.array_equal(self.check.pieces.memory, self.staged(rows))
+
+    def assert_states(self, rows: set[int]) -> None:
         count = len(self.content)
         states = [PieceState.GOOD if row in rows else PieceState.PENDING for row in range(count)]
         assert self.check.states.tolist() == states
-        assert np.array_equal(self.check.pieces.memory, self.staged(rows))
 
 
 FEW = [5000, PAGE_BYTES, 1]
 MANY = [SLOT_BYTES - 7 * (row % 5) for row in range(64)]
-"""More bytes than a part has: several threads copy them."""
+"""More bytes than are under way at a time."""
 
 
+def behind(lengths: list[int], first: int = 7) -> list[int]:
+    """Return places of blocks without gaps."""
+    return [*accumulate(lengths[:-1], initial=first)]
+
+
+@pytest.mark.parametrize("are_neighbours", [False, True], ids=["scattered", "neighbours"])
 @pytest.mark.parametrize("lengths", [FEW, MANY, [1], []], ids=["few", "many", "one", "none"])
 async def test_blocks_of_another_process_come_whole_and_nothing_else_is_touched(
-    child: Child, lengths: list[int]
+    child: Child, lengths: list[int], *, are_neighbours: bool
 ) -> None:
-    expected = Expected.of(child.content, child.address, lengths) if lengths else nothing()
+    expected = nothing()
+    if lengths:
+        sources = behind(lengths) if are_neighbours else None
+        expected = Expected.of(child.content, child.address, lengths, sources=sources)
     check = expected.check
     columns: list[NDArray[np.generic]] = [expected.addresses, check.tags, check.lengths, check.seeds]
     before = [column.copy() for column in columns]
-    with reading(child.process.pid) as reader:
+    async with reading(child) as reader:
         await reader.fetch(check, expected.addresses).ended
-    expected.assert_good({*range(len(lengths))})
+    expected.assert_good()
     assert all(np.array_equal(column, old) for column, old in zip(columns, before, strict=True))
 
 
@@ -142,185 +187,248 @@ def nothing() -> Expected:
     places, columns = np.zeros(0, np.int64), np.zeros(0, np.uint32)
     pieces = Pieces(np.zeros(0, np.uint8), places, places, columns)
     check = TagCheck(pieces, columns, np.zeros(0, np.uint64), np.zeros((0, 16), np.uint8))
-    return Expected(check, np.zeros(0, np.uint64), [], places)
+    return Expected(check, places, [], places)
 
 
-async def test_many_blocks_are_copied_by_several_threads_and_few_by_one(
-    child: Child, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    at_work = threading.Barrier(2, timeout=30)
-    parts = list[slice]()
-    copy = MemoryFetch._copy
-
-    def copying(self: MemoryFetch, rows: slice) -> None:
-        parts.append(rows)
-        if len(self._check.lengths) == len(MANY):
-            at_work.wait()  # for another thread at the same time
-        copy(self, rows)
-
-    monkeypatch.setattr(MemoryFetch, "_copy", copying)
-    with reading(child.process.pid) as reader:
-        for lengths in (MANY, FEW):
-            expected = Expected.of(child.content, child.address, lengths)
-            await reader.fetch(expected.check, expected.addresses).ended
-            expected.assert_good({*range(len(lengths))})
-    *large, small = parts
-    assert small == slice(0, len(FEW))
-    assert len(large) == 4
-    assert sorted(row for part in large for row in range(part.start, part.stop)) == [*range(len(MANY))]
+async def test_fetches_at_the_same_time_do_not_mix(child: Child) -> None:
+    each = [Expected.of(child.content, child.address, MANY[:count]) for count in range(1, 40, 3)]
+    async with reading(child) as reader:
+        fetches = [reader.fetch(expected.check, expected.addresses) for expected in each]
+        for fetch in fetches:
+            await fetch.ended
+    for expected in each:
+        expected.assert_good()
 
 
 async def test_damaged_blocks_are_said_to_be(child: Child) -> None:
     expected = Expected.of(child.content, child.address, FEW)
-    expected.addresses[1] += np.uint64(1)
-    with reading(child.process.pid) as reader:
+    expected.addresses[1] += 1
+    async with reading(child) as reader:
         await reader.fetch(expected.check, expected.addresses).ended
     good, damaged = PieceState.GOOD, PieceState.DAMAGED
     assert expected.check.states.tolist() == [good, damaged, good]
 
 
+# --- copies that fail --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", [NOWHERE, -1, -(1 << 63), (1 << 63) - 1])
 @pytest.mark.parametrize("lengths", [FEW, MANY], ids=["few", "many"])
-async def test_an_address_that_is_not_there_ends_a_fetch_and_leaves_blocks_unchecked(
-    child: Child, lengths: list[int], caplog: pytest.LogCaptureFixture
+async def test_an_address_that_is_not_there_leaves_its_block_alone_unchecked(
+    child: Child, lengths: list[int], address: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = Expected.of(child.content, child.address, lengths)
-    expected.addresses[len(lengths) // 2] = NOWHERE
-    with reading(child.process.pid) as reader:
-        fetch = reader.fetch(expected.check, expected.addresses)
-        await fetch.ended
-        good = {*np.flatnonzero(expected.check.states == PieceState.GOOD).tolist()}
-        expected.assert_good(good)
-        assert len(lengths) // 2 not in good
+    expected, row = Expected.of(child.content, child.address, lengths), len(lengths) // 2
+    expected.addresses[row] = address
+    async with reading(child) as reader:
+        await reader.fetch(expected.check, expected.addresses).ended
+        expected.assert_good({*range(len(lengths))} - {row})
         assert caplog.text.count("can't be read from a worker's memory: Bad address") == 1
         again = Expected.of(child.content, child.address, lengths)
         await reader.fetch(again.check, again.addresses).ended
-        again.assert_good({*range(len(lengths))})
+        again.assert_good()
 
 
-async def test_a_fetch_ends_with_its_last_thread_and_begins_no_part_after_an_error(child: Child) -> None:
+async def test_several_addresses_that_are_not_there_are_logged_once(
+    child: Child, caplog: pytest.LogCaptureFixture
+) -> None:
     expected = Expected.of(child.content, child.address, MANY)
-    expected.addresses[0] = NOWHERE
-    fetch = MemoryFetch(expected.check, ProcessBlocks(child.process.pid, expected.addresses))
-    assert fetch.start(2) == 2
-    await asyncio.to_thread(fetch.copy_parts)
-    turned = asyncio.get_running_loop().create_future()
-    asyncio.get_running_loop().call_soon(turned.set_result, None)
-    await turned
-    assert not fetch.ended.done(), "another thread may be copying"
-    await asyncio.to_thread(fetch.copy_parts)
-    await fetch.ended
-    expected.assert_good(set())
+    expected.addresses[::2] = NOWHERE
+    async with reading(child) as reader:
+        await reader.fetch(expected.check, expected.addresses).ended
+    expected.assert_good({*range(1, len(MANY), 2)})
+    assert caplog.text.count("can't be read from a worker's memory") == 1
+
+
+async def test_memory_that_ends_within_a_block_fails_its_neighbours_in_the_same_read_and_no_other() -> None:
+    """The kernel copies up to there; the rest must not come from anywhere else."""
+    lengths = [SLOT_BYTES] * 11
+    source = np.frombuffer(mmap.mmap(-1, sum(lengths) + PAGE_BYTES), np.uint8)
+    source[:] = np.arange(len(source), dtype=np.uint32).astype(np.uint8)
+    sources = behind(lengths, first=PAGE_BYTES // 2)
+    expected = Expected.of(source, source.ctypes.data, lengths, sources=sources)
+    protect, end = ctypes.CDLL(None).mprotect, ctypes.c_void_p(source.ctypes.data + sum(lengths))
+    assert protect(end, PAGE_BYTES, 0) == 0
+    try:
+        async with reading() as reader:
+            await reader.fetch(expected.check, expected.addresses).ended
+    finally:
+        assert protect(end, PAGE_BYTES, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+    good = {*range(8)}  # two reads of 1 MiB; the third one fails
+    expected.assert_states(good)
+    kept = np.isin(np.arange(len(expected.staged(good))) // SLOT_BYTES * SLOT_BYTES, expected.places[8:])
+    assert np.array_equal(expected.check.pieces.memory[~kept], expected.staged(good)[~kept])
 
 
 async def test_a_worker_that_has_died_ends_a_fetch(child: Child, caplog: pytest.LogCaptureFixture) -> None:
     expected = Expected.of(child.content, child.address, FEW)
-    with reading(child.process.pid) as reader:
+    async with reading(child) as reader:
         child.end()
         await reader.fetch(expected.check, expected.addresses).ended
     expected.assert_good(set())
     assert "can't be read from a worker's memory: No such process" in caplog.text
 
 
-async def test_a_bug_in_a_copy_ends_the_fetch_and_is_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_slot_outside_of_memory_begins_no_copy(
+    child: Child, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = np.zeros(SLOT_BYTES, np.uint8)
-    expected = Expected.of(source, source.ctypes.data, FEW)
-
-    def crash(*_: object) -> None:
-        raise AssertionError
-
-    monkeypatch.setattr(MemoryFetch, "_copy", crash)
-    with reading(os.getpid()) as reader:
+    expected = Expected.of(child.content, child.address, FEW)
+    expected.check.pieces.memory_offsets[1] = expected.check.pieces.memory.nbytes
+    async with reading(child) as reader:
         await reader.fetch(expected.check, expected.addresses).ended
     expected.assert_good(set())
-    assert "a copy out of a worker's memory crashed" in caplog.text
+    assert "lies outside of its memory: a bug" in caplog.text
+
+
+# --- memory that is slow -----------------------------------------------------------------------------------
+
+
+def own_memory(size_bytes: int) -> NDArray[np.uint8]:
+    """Return whole pages of this process, with contents."""
+    memory = np.frombuffer(mmap.mmap(-1, size_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    memory[:] = np.random.default_rng(2).integers(0, 256, size_bytes, np.uint8)
+    return memory
 
 
 @pytest.mark.parametrize("lengths", [FEW, MANY], ids=["few", "many"])
-async def test_a_stop_names_the_parts_under_way_and_no_further_block_is_copied(
-    child: Child, lengths: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held, expected = HeldCopies(monkeypatch), Expected.of(child.content, child.address, lengths)
-    threads = 1 if lengths is FEW else 2
-    with reading(child.process.pid) as reader:
-        fetch = reader.fetch(expected.check, expected.addresses)
-        await until(lambda: len(held.parts) == threads)
-        under_way = [row for part in held.parts for row in range(part.start, part.stop)]
-        assert sorted(fetch.stop().tolist()) == sorted(under_way)
-        assert not fetch.ended.done(), "what is under way may still be copied"
-        held.let_go()
-        await fetch.ended
+async def test_a_block_in_slow_memory_holds_up_no_other_and_a_stop_names_it_alone(lengths: list[int]) -> None:
+    stuck_bytes, row = SLOT_BYTES, len(lengths) // 2
+    source = own_memory(SIZE)
+    source[:stuck_bytes] = 0
+    dice = Random(1)
+    sources = [dice.randrange(stuck_bytes, SIZE - length) for length in lengths]
+    sources[row] = 0
+    expected = Expected.of(source, source.ctypes.data, lengths, sources=sources)
+    others = {*range(len(lengths))} - {row}
+    async with reading() as reader:
+        with StuckMemory(stuck_bytes, within=source[:stuck_bytes]) as memory:
+            fetch = reader.fetch(expected.check, expected.addresses)
+            await until(lambda: np.count_nonzero(expected.check.states) == len(others))
+            expected.assert_good(others)
+            assert fetch.stop().tolist() == [row]
+            assert not fetch.ended.done(), "the block may still be copied"
+            memory.release()
+            await fetch.ended
         assert fetch.stop().tolist() == []
-    assert len(held.parts) == threads
-    expected.assert_good(set())
+    expected.assert_good()
 
 
-async def test_a_stop_between_parts_keeps_what_was_checked(
-    child: Child, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = Expected.of(child.content, child.address, MANY)
-    fetch = MemoryFetch(expected.check, ProcessBlocks(child.process.pid, expected.addresses))
-    copy = MemoryFetch._copy
-
-    def copying(self: MemoryFetch, rows: slice) -> None:
-        copy(self, rows)
-        fetch.stop()
-
-    monkeypatch.setattr(MemoryFetch, "_copy", copying)
-    assert fetch.start(1) == 1
-    await asyncio.to_thread(fetch.copy_parts)
-    await fetch.ended
-    expected.assert_good({*range(16)})
-
-
-async def test_nothing_is_copied_after_a_close_and_what_is_under_way_ends(
-    child: Child, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held = HeldCopies(monkeypatch)
-    first, second, third = (Expected.of(child.content, child.address, FEW) for _ in range(3))
-    before = {*threading.enumerate()}
-    with reading(child.process.pid) as reader:
-        threads = {*threading.enumerate()} - before
-        fetches = [reader.fetch(each.check, each.addresses) for each in (first, second)]
-        await until(lambda: len(held.parts) == 2)
-        reader.close()
-        reader.close()
-        late = reader.fetch(third.check, third.addresses)
-        assert late.ended.done()
-        assert late.stop().tolist() == []
-        held.let_go()
+async def test_slow_memory_of_a_worker_holds_up_no_other_worker(child: Child) -> None:
+    memories = WorkerMemories()
+    slow, quick = await opened(memories), await opened(memories, child)
+    with StuckMemory(8 * MIB) as memory:
+        zeroes, lengths = np.zeros(8 * MIB, np.uint8), [SLOT_BYTES] * 16
+        sources = [2 * SLOT_BYTES * row for row in range(16)]
+        hung = [
+            Expected.of(zeroes, memory.array.ctypes.data, lengths, sources=sources)
+            for _ in range(8)  # far more bytes than may be under way
+        ]
+        fetches = [slow.fetch(each.check, each.addresses) for each in hung]
+        for lengths in (FEW, MANY):
+            expected = Expected.of(child.content, child.address, lengths)
+            await quick.fetch(expected.check, expected.addresses).ended
+            expected.assert_good()
+        assert not any(fetch.ended.done() for fetch in fetches)
+        assert [fetch.stop().tolist() for fetch in fetches] == [[*range(16)]] * 8
+        memory.release()
         for fetch in fetches:
             await fetch.ended
+    for each in hung:
+        each.assert_good()
+    slow.close()
+    quick.close()
+    memories.close()
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_a_proof_in_slow_memory_holds_up_nothing_else(child: Child, *, is_cancelled: bool) -> None:
+    before, memories = threads(), WorkerMemories()
+    expected = Expected.of(child.content, child.address, FEW)
+    with StuckMemory(PAGE_BYTES) as memory:
+        told = offer(memory.array.ctypes.data, bytes(PROOF_BYTES))
+        opening = asyncio.create_task(memories.reader(os.getpid(), told))
+        quick = await opened(memories, child)
+        await quick.fetch(expected.check, expected.addresses).ended
+        expected.assert_good()
+        quick.close()
+        assert not opening.done()
+        if is_cancelled:
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+        memory.release()
+    if not is_cancelled:
+        reader = await opening
+        assert reader is not None
+        reader.close()
+
+    def are_ended() -> bool:
+        memories.close()
+        return threads() <= before
+
+    await until(are_ended)
+
+
+# --- the end -----------------------------------------------------------------------------------------------
+
+
+async def test_nothing_is_copied_after_a_close_and_what_is_under_way_ends(child: Child) -> None:
+    engine = HoldingEngine()
+    memories = WorkerMemories(lambda: engine)
+    reader, other = await opened(memories, child), await opened(memories)
+    first, second, third = (Expected.of(child.content, child.address, FEW) for _ in range(3))
+    engine.hold()
+    fetches = [reader.fetch(each.check, each.addresses) for each in (first, second)]
+    reader.close()
+    reader.close()
+    late = reader.fetch(third.check, third.addresses)
+    await late.ended
+    assert (late.stop().tolist(), engine.held, engine.detached) == ([], 2, 0)
+    assert [fetch.stop().tolist() for fetch in fetches] == [[0, 1, 2]] * 2
+    engine.let_go()
+    for fetch in fetches:
+        await fetch.ended
     for each, rows in ((first, {0, 1, 2}), (second, {0, 1, 2}), (third, set[int]())):
         each.assert_good(rows)
-    assert len(threads) == 2
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+    assert engine.detached == 1, "after the last copy, and once"
+    other.close()
+    assert engine.detached == 2
+    memories.close()
 
 
-OWN = MemoryProof()
+async def test_threads_end_with_the_agent_unless_a_copy_is_under_way() -> None:
+    before = threads()
+    memories = WorkerMemories()
+    memories.close()
+    assert threads() <= before, "none begins before there is a worker"
+    zeroes = np.zeros(PAGE_BYTES, np.uint8)
+    with StuckMemory(PAGE_BYTES) as memory:
+        expected = Expected.of(zeroes, memory.array.ctypes.data, [PAGE_BYTES], sources=[0])
+        reader = await opened(memories)
+        fetch = reader.fetch(expected.check, expected.addresses)
+        reader.close()
+        memories.close()  # waits for no slow memory
+        assert not fetch.ended.done()
+        memory.release()
+        await fetch.ended
+    expected.assert_good()
+    assert not threads() <= before
+    memories.close()
+    await until(lambda: threads() <= before)
+    again = await opened(memories)
+    again.close()
+    memories.close()
+    await until(lambda: threads() <= before)
 
 
-def offer(address: int = OWN.address, proof: bytes = OWN.content) -> WorkerMemory:
-    return WorkerMemory(address, proof)
+# --- offers ------------------------------------------------------------------------------------------------
 
 
 async def test_a_worker_that_shows_its_proof_is_read() -> None:
     source = np.arange(2 * PAGE_BYTES, dtype=np.uint32).astype(np.uint8)
     expected = Expected.of(source, source.ctypes.data, FEW)
-    reader = await WorkerMemoryReader.of(os.getpid(), offer())
-    assert reader is not None
-    await reader.fetch(expected.check, expected.addresses).ended
-    reader.close()
-    expected.assert_good({*range(len(FEW))})
-
-
-def ended_process() -> int:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    return ended.pid
+    async with reading() as reader:
+        await reader.fetch(expected.check, expected.addresses).ended
+    expected.assert_good()
 
 
 @pytest.mark.parametrize(
@@ -333,52 +441,56 @@ def ended_process() -> int:
         (os.getpid, offer(OWN.address + 1), "its proof is not there"),
         (os.getpid, offer(-1), "its proof is not there"),
         (os.getpid, offer(1 << 64), "its proof is not there"),
+        (os.getpid, offer((1 << 63) - 2), "Bad address"),
         (os.getpid, offer(NOWHERE), "Bad address"),
         (ended_process, offer(), "No such process"),
     ],
-    ids=["hidden", "wrong", "none", "longer", "moved", "negative", "huge", "nowhere", "dead"],
+    ids=["hidden", "wrong", "none", "longer", "moved", "negative", "huge", "at the end", "nowhere", "dead"],
 )
 async def test_a_worker_that_may_be_another_process_is_not_read(
     process: Callable[[], int], told: WorkerMemory, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = {*threading.enumerate()}
+    before, memories = threads(), WorkerMemories()
     with caplog.at_level(logging.INFO):
-        assert await WorkerMemoryReader.of(process(), told) is None
-    assert why in caplog.text
-    await until(lambda: {*threading.enumerate()} <= before)
+        assert await memories.reader(process(), told) is None
+    assert f"is not read: {why}" in caplog.text
+    memories.close()
+    await until(lambda: threads() <= before)
 
 
-async def test_a_proof_in_slow_memory_holds_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, goes_on = threading.Event(), threading.Event()
+WITHOUT_THREADS = """
+import asyncio, logging, os, resource
+from pathlib import Path
+from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemories
+from ostraca_fabric.runtime.process_memory import MemoryProof
+from ostraca_fabric.wire.messages import WorkerMemory
 
-    def show_late(*_: object) -> bool:
-        begun.set()
-        return goes_on.wait(30)
-
-    monkeypatch.setattr(worker_memory, "shows_proof", show_late)
-    opening = asyncio.create_task(WorkerMemoryReader.of(os.getpid(), offer()))
-    await until(begun.is_set)
-    assert not opening.done()
-    goes_on.set()
-    reader = await opening
-    assert reader is not None
+async def main():
+    proof, memories = MemoryProof(), WorkerMemories()
+    offer = WorkerMemory(proof.address, proof.content)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 20), before[1]))  # room for no stack
+    print(await memories.reader(os.getpid(), offer))
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    print(len(os.listdir("/proc/self/task")))
+    reader = await memories.reader(os.getpid(), offer)
+    print(reader is not None)
     reader.close()
+    memories.close()
+
+logging.basicConfig(level=logging.INFO)
+asyncio.run(main())
+"""
 
 
-async def test_without_threads_no_worker_is_read_and_none_is_left(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    started, start = list[threading.Thread](), threading.Thread.start
-
-    def refuse_the_second(thread: threading.Thread) -> None:
-        if started:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-        started.append(thread)
-
-    monkeypatch.setattr(threading.Thread, "start", refuse_the_second)
-    with caplog.at_level(logging.INFO):
-        assert await WorkerMemoryReader.of(os.getpid(), offer()) is None
-    assert "can't start new thread" in caplog.text
-    started[0].join(30)
-    assert not started[0].is_alive()
+def test_without_threads_no_worker_is_read_until_there_are_some() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", WITHOUT_THREADS],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert ended.stdout.split() == ["None", "1", "True"]
+    assert "is not read: the flash I/O engine can't start: Resource temporarily unavailable" in ended.stderr

@@ -1,11 +1,12 @@
 /* Exercises the flash I/O engine without Python, for the sanitizers of the compiler: `driver MODE FOLDER`.
  *
- * Two threads submit writes, checked reads and flushes to three files; a third takes the ends. Tags use a hash of this
- * file's, since the xxhash package belongs to Python. */
+ * Two threads submit writes, checked reads and flushes to three files; a third takes the ends. Without io_uring, they
+ * also read memory of a process: this one. Tags use a hash of this file's, since the xxhash package belongs to Python. */
 
 #include "io/io.h"
 
 #include <assert.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
@@ -14,6 +15,7 @@
 #include <unistd.h>
 
 #define PAGE 4096
+#define BLOCK (PAGE - 5)
 #define DRIVES 3
 #define DRIVE_PAGES 512
 #define BATCHES 400
@@ -56,7 +58,8 @@ struct batch {
 };
 
 static struct io_engine *engine;
-static struct io_drive *drives[DRIVES];
+static struct io_drive *drives[DRIVES], *own; /* own: the memory of this process, in mode `threads` */
+static uint8_t source[PIECES * PAGE];
 static atomic_long left, told;
 
 static void *take(void *given)
@@ -107,6 +110,30 @@ static void run(struct batch *batch, struct io_drive *drive, int operation, int 
         usleep(50);
 }
 
+/* Reads pieces out of this process, some of them neighbours; the last piece is nowhere. */
+static void read_own(struct batch *batch, unsigned *dice)
+{
+    uint8_t *from[PIECES], *next = source;
+    memset(batch->memory, 0xEE, PIECES * PAGE);
+    for (int piece = 0; piece < PIECES; piece++) {
+        from[piece] = next += rand_r(dice) % 2;
+        next += BLOCK;
+        batch->drive_offsets[piece] = piece == PIECES - 1 ? 8 : (int64_t)from[piece];
+        batch->lengths[piece] = BLOCK;
+        batch->firsts[piece] = *from[piece];
+        tag_of(from[piece], BLOCK, batch->seeds[piece], batch->tags[piece]);
+    }
+    batch->tags[3][0] ^= 1;
+    run(batch, own, IO_READ, 1);
+    assert(batch->end.failed == 1 && batch->end.error == EFAULT && batch->states[PIECES - 1] == PIECE_PENDING);
+    assert(batch->memory[batch->offsets[PIECES - 1]] == 0xEE);
+    for (int piece = 0; piece < PIECES - 1; piece++) {
+        uint8_t *at = batch->memory + batch->offsets[piece], zeroes[PAGE - BLOCK] = {0};
+        assert(batch->states[piece] == (piece == 3 ? PIECE_DAMAGED : PIECE_GOOD));
+        assert(!memcmp(at, from[piece], BLOCK) && !memcmp(at + BLOCK, zeroes, sizeof zeroes));
+    }
+}
+
 /* Writes, flushes and reads back its own half of each drive; the last piece lies beyond the drive's end. */
 static void *submit(void *given)
 {
@@ -122,12 +149,12 @@ static void *submit(void *given)
             batch->drive_offsets[piece] = (int64_t)(piece == PIECES - 1 ? DRIVE_PAGES : page++) * PAGE;
             batch->offsets[piece] = (int64_t)(PIECES - 1 - piece) * PAGE;
             batch->lengths[piece] = PAGE;
-            batch->block_lengths[piece] = PAGE - 5;
+            batch->block_lengths[piece] = BLOCK;
             batch->seeds[piece] = (uint64_t)number;
             uint8_t *at = batch->memory + batch->offsets[piece];
             memset(at, rand_r(&dice), PAGE);
             batch->firsts[piece] = at[0];
-            tag_of(at, PAGE - 5, batch->seeds[piece], batch->tags[piece]);
+            tag_of(at, BLOCK, batch->seeds[piece], batch->tags[piece]);
         }
         batch->tags[3][0] ^= 1;
         run(batch, drive, IO_WRITE, 0);
@@ -138,6 +165,8 @@ static void *submit(void *given)
         run(batch, drive, IO_READ, 1);
         for (int piece = 0; piece < PIECES - 1; piece++)
             assert(batch->states[piece] == (piece == 3 ? PIECE_DAMAGED : PIECE_GOOD));
+        if (own)
+            read_own(batch, &dice);
     }
     free(batch->memory);
     free(batch);
@@ -160,8 +189,12 @@ int main(int count, char **words)
         assert(files[each] >= 0 && !ftruncate(files[each], DRIVE_PAGES * PAGE));
         drives[each] = ostraca_io_attach(engine, files[each], 0, DRIVE_PAGES * PAGE);
     }
+    for (size_t each = 0; each < sizeof source; each++)
+        source[each] = (uint8_t)(each % 251);
+    if (!strcmp(ostraca_io_mode(engine), "threads"))
+        own = ostraca_io_attach(engine, -1, getpid(), INT64_MAX);
     pthread_t taker, submitters[2];
-    atomic_store(&left, 2L * BATCHES * 3);
+    atomic_store(&left, 2L * BATCHES * (own ? 4 : 3));
     pthread_create(&taker, NULL, take, NULL);
     for (intptr_t half = 0; half < 2; half++)
         pthread_create(&submitters[half], NULL, submit, (void *)half);
@@ -173,6 +206,8 @@ int main(int count, char **words)
         ostraca_io_detach(drives[each]);
         close(files[each]);
     }
+    if (own)
+        ostraca_io_detach(own);
     ostraca_io_close(engine);
     return 0;
 }
