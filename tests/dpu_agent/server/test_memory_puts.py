@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from pathlib import Path
 
 import msgspec
@@ -22,6 +21,12 @@ from ostraca_fabric.wire.messages import Hello, OpenVolume, Put, PutDone, Worker
 
 PROOF = MemoryProof()
 OFFER = WorkerMemory(PROOF.address, PROOF.content)
+
+
+def reading_threads() -> set[str]:
+    """Return the ids of threads of I/O engines, which no drive here has."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {task.name for task in tasks if (task / "comm").read_text().strip() == "drive"}
 
 
 def offering(memory: WorkerMemory | None = OFFER, *, with_arena: bool = True) -> Hello:
@@ -50,27 +55,30 @@ def put_from(source: np.ndarray[tuple[int], np.dtype[np.uint8]], wire: Wire) -> 
     )
 
 
-async def test_a_process_that_shows_its_proof_is_read_and_its_threads_end_with_its_connection(
+async def test_processes_that_show_their_proof_are_read_by_threads_that_end_with_the_agent(
     tmp_path: Path,
 ) -> None:
     source = np.frombuffer(content_of(1) + content_of(2), np.uint8)
+    before = reading_threads()
     async with wired(tmp_path) as wire:
-        before = {*threading.enumerate()}
-        connection = await opened(wire, offering())
+        assert reading_threads() <= before, "no worker offers memory"
+        connection, other = await opened(wire, offering()), await opened(wire, offering())
         assert connection.welcome.reads_worker
-        readers = {*threading.enumerate()} - before
-        assert [thread.name for thread in readers] == ["ostraca-read"] * 2
+        assert other.welcome.reads_worker
+        other.close()
+        await other.wait_closed()
         message = msgspec.structs.replace(put_from(source, wire), request=connection.next_request_id())
         done = await connection.ask(message, 30.0)
         assert isinstance(done, PutDone)
         assert list(done.states) == [PutState.COMMITTED] * 2
         connection.close()
         await connection.wait_closed()
-        await until(lambda: not any(thread.is_alive() for thread in readers))
+        assert reading_threads() - before
         reader = wire.fabric.worker()
         assert (await wire.fabric.get(reader, [1, 2])).states == b"\1\1"
         assert reader.arena.bytes[SLOT_BYTES : SLOT_BYTES + BLOCK_BYTES] == content_of(2)
         await wire.fabric.at_rest()
+    await until(lambda: reading_threads() <= before)
 
 
 @pytest.mark.parametrize(
@@ -86,13 +94,13 @@ async def test_a_process_that_shows_its_proof_is_read_and_its_threads_end_with_i
     ids=["no offer", "wrong proof", "no such place", "no place", "no arena", "agent"],
 )
 async def test_another_is_not_read_and_told_so(tmp_path: Path, said: Hello) -> None:
-    before = {*threading.enumerate()}
+    before = reading_threads()
     async with wired(tmp_path) as wire:
         connection = await connect(wire.address, said)
         assert not connection.welcome.reads_worker
         connection.close()
         await connection.wait_closed()
-        await until(lambda: not [each for each in {*threading.enumerate()} - before if "read" in each.name])
+    await until(lambda: reading_threads() <= before)
 
 
 async def test_an_agent_that_trusts_no_user_reads_none_also_with_a_token(
@@ -101,11 +109,11 @@ async def test_an_agent_that_trusts_no_user_reads_none_also_with_a_token(
     strict = Access(os.getuid(), {TENANT: ("secret",)}, own_user_is_trusted=False)
     monkeypatch.setattr(assembly, "Access", lambda **_: strict)
     address = f"unix://{tmp_path}/agent.sock"
-    before = {*threading.enumerate()}
+    before = reading_threads()
     async with assembled(addresses=(address,)):
         connection = await connect(address, msgspec.structs.replace(offering(), token="secret"))
         assert not connection.welcome.reads_worker
-        assert "ostraca-read" not in {thread.name for thread in {*threading.enumerate()} - before}
+        assert reading_threads() <= before
         connection.close()
         await connection.wait_closed()
 
