@@ -197,7 +197,7 @@ class Volume:
         the eviction the blocks stay available: no block is removed early. *ttl_s* applies to blocks stored by
         this put, not to blocks that EXIST, and is forgotten when the shard owner restarts.
         """
-        return self._runner.run(
+        return self._runner.run_brief(
             PutFromJob(
                 self._runtime,
                 PutSpec(volume=self._spec, chain=chain, deadline_s=deadline_s, ack=ack, ttl_s=ttl_s),

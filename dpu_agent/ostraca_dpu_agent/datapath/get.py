@@ -63,7 +63,8 @@ class GetRun(TransferRun[Get]):
         request: Get,
         deadline: Deadline,
     ) -> None:
-        """Parse the request. Raises as ``TransferRun``."""
+        """Parse the request. Raises as ``TransferRun``, and RefusedError for a worker without an arena."""
+        self._arena = worker.arena
         super().__init__(context, worker, volume, request, deadline, late=BlockState.LATE)
         self._in_regions = self._is_in_regions()
         self._is_gone = np.zeros(len(self._blocks), np.bool_)

@@ -128,11 +128,12 @@ class PutRun(TransferRun[Put]):
         request: Put,
         deadline: Deadline,
     ) -> None:
-        """Parse the request. Raises as ``TransferRun``."""
+        """Parse the request. Raises as ``TransferRun``, and RefusedError for blocks in no reach."""
         super().__init__(context, worker, volume, request, deadline, late=PutState.LATE)
         self._ack = _ack(request.ack)
         self._tags = codec.rows16(request.tags, len(self._blocks))
         self._memory = worker.memory if request.addresses else None
+        self._arena = worker.arena if self._memory is None else None
         self._in_regions = self._memory is None and self._is_in_regions()
         self._is_short = volume.are_too_short(self._blocks.spans)
         self._space = Space(
@@ -462,6 +463,7 @@ class PutRun(TransferRun[Put]):
             in_regions=self._in_regions,
         )
         per_wave = self._context.blocks_per_wave(self._slot_bytes)
+        assert self._arena is not None, "other workers' memory is read"
         stream = self._arena.fetch(blocks, per_wave=per_wave, arrived=arrivals.arrive)
         stream.ended.add_done_callback(lambda _: arrivals.end())
         return stream, arrivals.checked

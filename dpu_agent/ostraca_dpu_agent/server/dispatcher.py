@@ -368,7 +368,7 @@ class RequestDispatcher:
                 connection.welcome = msgspec.structs.replace(connection.welcome, transport=offer.transport)
                 break
         memory = None
-        if arena is not None and connection.welcome.reads_worker and hello.memory is not None:
+        if connection.welcome.reads_worker and hello.memory is not None:
             memory = await self._worker_memories.reader(connection.peer_process, hello.memory)
         connection.welcome = msgspec.structs.replace(connection.welcome, reads_worker=memory is not None)
         session = self._sessions[connection] = WorkerSession(connection, hello, arena, memory)

@@ -1,9 +1,10 @@
 """Connections of callers: brief blocking operations in the caller's own thread.
 
 An operation of the driver changes threads twice within this process. Each change takes some 20 microseconds,
-and up to 5 ms beside a busy thread of Python. Two kinds of operations need nothing of the driver: lookups,
-and gets of blocks that the worker copies out of the agent's memory. There the caller asks on a connection of
-its own, polls for the answer, and sleeps if it takes longer.
+and up to 5 ms beside a busy thread of Python. Three kinds of operations need nothing of the driver: lookups,
+gets of blocks that the worker copies out of the agent's memory, and puts that the agent copies out of the
+worker's. There the caller asks on a connection of its own, polls for the answer, and sleeps if it takes
+longer.
 
 A connection has one caller at a time, and shares no state with other threads. So an exception of a signal
 handler, raised between any two bytecodes, costs the connection alone. An operation that does not fit, or
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 
 from ostraca._connection.dial import ClientIdentity, ControlChannel, dial
 from ostraca._connection.session import AgentSession
+from ostraca._memory.copy_pool import CopyPool
 from ostraca._protocol.operations import (
     NOT_HERE_CODES,
     BlockOperation,
@@ -45,12 +47,15 @@ from ostraca_fabric.runtime.threads import BackgroundTask
 from ostraca_fabric.sockets.stream import ByteStream
 from ostraca_fabric.wire.frames import encode
 from ostraca_fabric.wire.handshake import MEMORY
-from ostraca_fabric.wire.messages import DirectDrives, Failure, GetDone, LookupDone, VolumeOpened
+from ostraca_fabric.wire.messages import DirectDrives, Failure, GetDone, LookupDone, PutDone, VolumeOpened
 
 log = logging.getLogger("ostraca")
 
 SCRATCH_BYTES = 4 << 20
-"""Most bytes of a get by its caller. Larger gets are shared among threads."""
+"""Most bytes of a get or a put by its caller. Larger ones are shared among threads."""
+
+ALONE = CopyPool(1)
+"""Copies and tags in the calling thread."""
 
 _CONNECTIONS_MAX = 4
 """Connections beside the session's: callers at one time that need no driver."""
@@ -65,6 +70,8 @@ _PASSES_MAX = 64
 
 _DIAL_S = 2.0
 
+_Answer = LookupDone | GetDone | PutDone | Failure
+
 _alive: weakref.WeakSet[CallerConnections] = weakref.WeakSet()
 
 
@@ -76,6 +83,9 @@ class CallerJob(Protocol):
 
     lacks_connection: bool
     """Whether no connection was free."""
+
+    def suits(self, session: AgentSession) -> bool:
+        """Tell whether a connection beside this session is of use."""
 
     def run_at(self, connection: CallerConnection) -> bool:
         """Do the operation in this thread; False if the driver must do it."""
@@ -94,6 +104,9 @@ class CallerConnection:
         self.is_closed = False
         self.reads_memory = channel.welcome.memory is not None and session.memory is not None
         """Whether blocks may be copied out of the agent's memory, by the session's reader."""
+
+        self.reads_worker = channel.welcome.reads_worker
+        """Whether the agent reads the blocks of puts out of this process's memory."""
 
     @cached_property
     def scratch(self) -> NDArray[np.uint8]:
@@ -131,8 +144,10 @@ class CallerConnection:
         if answer is None:
             self.close()
             return operation, operation.on(Ticked(), until_s)
-        if not isinstance(answer, LookupDone | GetDone | Failure) or answer.request != operation.request:
+        if not isinstance(answer, _Answer) or answer.request != operation.request:
             raise ProtocolError(f"{type(answer).__name__} is no answer to {operation.name}")
+        if isinstance(answer, PutDone) and answer.unsettled:
+            self.close()  # a later message would tell when the agent reads no more
         if isinstance(answer, Failure) and answer.code in NOT_HERE_CODES:
             return operation, []
         return operation, operation.on(answer, time.monotonic())
@@ -193,7 +208,7 @@ class CallerConnections(BackgroundTask):
     def __init__(self, identity: ClientIdentity, settings: ClientSettings) -> None:
         """Begin without connections."""
         features = (MEMORY,) if settings.direct_memory else ()
-        self._identity = replace(identity.without_arena(), features=features)
+        self._identity = replace(identity.without_arena(), features=features, proof=identity.proof)
         self._connections_max = _CONNECTIONS_MAX if settings.caller_connections else 0
         self._session: AgentSession | None = None
         self._idle: deque[CallerConnection] = deque()
@@ -218,9 +233,7 @@ class CallerConnections(BackgroundTask):
         Raises RefusedError as an operation.
         """
         session = self._session
-        if session is None:
-            return False
-        if job.is_for_memory and (session.memory is None or not session.memory.is_usable):
+        if session is None or not job.suits(session):
             return False
         if job.is_for_memory and self._passes > 0:
             self._passes -= 1

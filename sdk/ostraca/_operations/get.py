@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._connection.caller_connections import SCRATCH_BYTES, CallerConnection
+from ostraca._connection.caller_connections import ALONE, SCRATCH_BYTES, CallerConnection
 from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import CopyPool, verified_slices
 from ostraca._memory.device_blocks import COPY_FAILED, DeviceBlocks
@@ -50,9 +50,6 @@ from ostraca_fabric.wire.messages import GetExtents
 if TYPE_CHECKING:
     from ostraca._direct.device_reads import DeviceMemory
     from ostraca._direct.direct_reader import ReadState
-
-_ALONE = CopyPool(1)
-"""Copies in the calling thread."""
 
 _GOOD, _DAMAGED = int(BlockVerdict.GOOD), int(BlockVerdict.DAMAGED)
 
@@ -271,6 +268,10 @@ class GetIntoJob(GetJob[GetResult]):
         """Build the result."""
         return GetResult(*self.outcomes.encode(), self.outcomes.note, WithheldRows(self._late_writes))
 
+    def suits(self, session: AgentSession) -> bool:
+        """Tell whether this worker reads the agent's memory."""
+        return session.memory is not None and session.memory.is_usable
+
     def run_at(self, connection: CallerConnection) -> bool:
         """Copy the blocks out of the agent's memory, through scratch memory; False unless all are there."""
         reader = connection.session.memory if connection.reads_memory else None
@@ -310,7 +311,7 @@ class GetIntoJob(GetJob[GetResult]):
                     codec.rows16(wanted.tags, len(its)),
                     positions=its,
                     until_s=self.until_s,
-                    copy_pool=_ALONE,
+                    copy_pool=ALONE,
                     source=reader.blocks(codec.u64(wanted.places, len(its)), self.lengths[its]),
                 )
                 self._copied = its, verdicts

@@ -247,6 +247,10 @@ class Job(Generic[_Spec_co, _Result_co]):
         """
         return False
 
+    def suits(self, session: AgentSession) -> bool:  # noqa: ARG002 (for brief operations)
+        """Tell whether the caller can do the job beside this session."""
+        return True
+
     def count(self) -> None:
         """Count what only this kind of job counts, after ``run_at``. In the driver's thread."""
 

@@ -15,6 +15,7 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca._connection.caller_connections import ALONE, SCRATCH_BYTES, CallerConnection
 from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import compute_tags
 from ostraca._memory.host_blocks import HostBlocks
@@ -27,6 +28,7 @@ from ostraca.results import PutResult
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.outcome import Reason
+from ostraca_fabric.wire.codec import Outcomes
 
 log = logging.getLogger("ostraca")
 
@@ -66,8 +68,12 @@ class PutJob(SlotJob[PutSpec, PutResult]):
 
     def _finish(self, operation: BlockOperation, end: Finish) -> None:
         super()._finish(operation, end)
-        is_told = self._is_read and self._runtime.is_readable
-        if is_told and _TRANSFER_FAILED in end.outcomes.reasons.tobytes():
+        if self._is_read:
+            self._note_reads(end.outcomes)
+
+    def _note_reads(self, outcomes: Outcomes) -> None:
+        """Have no agent read this process's memory after a failure."""
+        if self._runtime.is_readable and _TRANSFER_FAILED in outcomes.reasons.tobytes():
             self._runtime.is_readable = False
             log.warning("An agent could not read this process's memory: later puts go through the arena")
 
@@ -107,6 +113,43 @@ class PutFromJob(PutJob):
         """Requests whose agent reads out of rows."""
 
         self.lengths = self._source.lengths
+        is_small = 0 < int(self.lengths.sum(dtype=np.int64)) <= SCRATCH_BYTES
+        self.is_brief = is_small and isinstance(self._source, HostBlocks) and self._source.is_contiguous
+
+    def suits(self, session: AgentSession) -> bool:
+        """Tell whether the agent reads this process's memory."""
+        return session.reads_worker and self._runtime.is_readable
+
+    def run_at(self, connection: CallerConnection) -> bool:
+        """Have the agent copy the blocks out of this process's memory."""
+        source, at, spans = self._source, np.arange(self._blocks), (self.spec.chain.span(),)
+        if not connection.reads_worker or not connection.fits(self._blocks, self.spec.volume):
+            return False
+        assert isinstance(source, HostBlocks), "brief puts are out of host memory"
+        tags = source.tags(at, self._seeds(at, spans), copy_pool=ALONE).tobytes()
+
+        def start(request: int, handle: int, left_s: float) -> BlockOperation:
+            message = self.spec.message(
+                request,
+                handle,
+                left_s,
+                spans,
+                lengths=self.lengths,
+                slots=np.zeros(len(at), np.int64),
+                tags=tags,
+                addresses=source.addresses(at).tobytes(),
+            )
+            return BlockOperation(message, until_s=self.until_s)
+
+        _, effects = connection.ask(self.spec.volume, start, self.until_s)
+        if effects:
+            self._take_outcomes(effects)
+            self._note_reads(self.outcomes)
+        return bool(effects)
+
+    def forget_memory(self) -> None:
+        """Forget the source."""
+        del self._source
 
     def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
         """Begin on a session."""

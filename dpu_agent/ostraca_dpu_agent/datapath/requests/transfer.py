@@ -38,12 +38,10 @@ class TransferRun(Generic[_TransferRequest]):
     ) -> None:
         """Parse the request; begin with *late* as the state of every block.
 
-        Raises MalformedError for mismatched columns, UsageError for impossible sizes, and RefusedError for
-        a worker without an arena.
+        Raises MalformedError for mismatched columns, and UsageError for impossible sizes.
         """
         self._context = context
         self._worker = worker
-        self._arena = worker.arena
         self._volume = volume
         self._request: _TransferRequest = request
         self._deadline = deadline
