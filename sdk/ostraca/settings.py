@@ -128,8 +128,8 @@ class ClientSettings:
     """
 
     caller_connections: bool = True
-    """Whether callers' threads do blocking lookups themselves, on up to four further connections. The first
-    opens after a few lookups. Otherwise the client's own thread does all lookups.
+    """Whether callers' threads do brief blocking operations themselves, on up to four further connections.
+    The first opens after a few such operations. Otherwise the client's own thread does all.
     """
 
     submitted_max: int = 4096

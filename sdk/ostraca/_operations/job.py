@@ -153,7 +153,7 @@ class Runtime:
     completions: CompletionQueue = field(default_factory=CompletionQueue)
     meter: Meter = field(default_factory=Meter)
     is_readable: bool = True
-    """Whether agents of this host may read this process's memory. The driver notes failures."""
+    """Whether agents of this host may read this process's memory. Any thread notes failures."""
 
     is_closed: bool = False
     _pid: int = field(default_factory=os.getpid)

@@ -27,13 +27,13 @@ from ostraca._protocol.specs import PutSpec
 from ostraca.results import PutResult
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.chain import Span
-from ostraca_fabric.model.outcome import Reason
+from ostraca_fabric.model.outcome import PutState, Reason
 from ostraca_fabric.wire.codec import Outcomes
 
 log = logging.getLogger("ostraca")
 
 _TRANSFER_FAILED = bytes([Reason.TRANSFER_FAILED])
-
+_UNREADABLE = "An agent could not read this process's memory: later puts go through the arena"
 
 Filled = tuple[NDArray[np.int64], tuple[Span, ...], bytes]
 """Slots with blocks, the spans of the blocks, and their tags."""
@@ -68,14 +68,15 @@ class PutJob(SlotJob[PutSpec, PutResult]):
 
     def _finish(self, operation: BlockOperation, end: Finish) -> None:
         super()._finish(operation, end)
-        if self._is_read:
-            self._note_reads(end.outcomes)
+        if self._is_read and self._note_reads(end.outcomes):
+            log.warning(_UNREADABLE)
 
-    def _note_reads(self, outcomes: Outcomes) -> None:
-        """Have no agent read this process's memory after a failure."""
-        if self._runtime.is_readable and _TRANSFER_FAILED in outcomes.reasons.tobytes():
+    def _note_reads(self, outcomes: Outcomes) -> bool:
+        """Have no agent read this process's memory after a failure; return whether this is news."""
+        is_news = self._runtime.is_readable and _TRANSFER_FAILED in outcomes.reasons.tobytes()
+        if is_news:
             self._runtime.is_readable = False
-            log.warning("An agent could not read this process's memory: later puts go through the arena")
+        return is_news
 
     def _begin(self, request: int, first: int) -> int:
         if first and self._session.takes_rows:
@@ -113,8 +114,12 @@ class PutFromJob(PutJob):
         """Requests whose agent reads out of rows."""
 
         self.lengths = self._source.lengths
+        self._is_sent = self._is_unreadable = False
+        """Whether the caller has sent the put, and was the first to learn that its memory can't be read."""
+
         is_small = 0 < int(self.lengths.sum(dtype=np.int64)) <= SCRATCH_BYTES
-        self.is_brief = is_small and isinstance(self._source, HostBlocks) and self._source.is_contiguous
+        is_plain = isinstance(self._source, HostBlocks) and self._source.is_contiguous
+        self.is_brief = is_small and is_plain and self._region is None  # no rows to claim
 
     def suits(self, session: AgentSession) -> bool:
         """Tell whether the agent reads this process's memory."""
@@ -139,17 +144,28 @@ class PutFromJob(PutJob):
                 tags=tags,
                 addresses=source.addresses(at).tobytes(),
             )
+            self._is_sent = True
             return BlockOperation(message, until_s=self.until_s)
 
         _, effects = connection.ask(self.spec.volume, start, self.until_s)
+        self._is_sent = bool(effects)
         if effects:
             self._take_outcomes(effects)
-            self._note_reads(self.outcomes)
+            self._is_unreadable = self._note_reads(self.outcomes)
         return bool(effects)
+
+    def count(self) -> None:
+        """Report memory that can't be read: a caller's thread takes no lock of a log."""
+        if self._is_unreadable:
+            log.warning(_UNREADABLE)
 
     def forget_memory(self) -> None:
         """Forget the source."""
         del self._source
+
+    def _end_rest(self, state: int, reason: Reason) -> None:
+        """Begin no more requests. Blocks sent by the caller, without an answer, may be stored yet."""
+        super()._end_rest(PutState.LATE if self._is_sent else state, reason)
 
     def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
         """Begin on a session."""
