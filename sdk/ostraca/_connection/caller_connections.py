@@ -34,6 +34,7 @@ from ostraca._connection.session import AgentSession
 from ostraca._memory.copy_pool import CopyPool
 from ostraca._protocol.operations import (
     NOT_HERE_CODES,
+    NOT_STARTED_CODES,
     BlockOperation,
     Effect,
     Send,
@@ -47,7 +48,15 @@ from ostraca_fabric.runtime.threads import BackgroundTask
 from ostraca_fabric.sockets.stream import ByteStream
 from ostraca_fabric.wire.frames import encode
 from ostraca_fabric.wire.handshake import MEMORY
-from ostraca_fabric.wire.messages import DirectDrives, Failure, GetDone, LookupDone, PutDone, VolumeOpened
+from ostraca_fabric.wire.messages import (
+    DirectDrives,
+    Failure,
+    GetDone,
+    LookupDone,
+    Put,
+    PutDone,
+    VolumeOpened,
+)
 
 log = logging.getLogger("ostraca")
 
@@ -129,7 +138,8 @@ class CallerConnection:
 
         *start* takes the request's id, the volume's handle, and the remaining time. *meanwhile* is called
         while the agent works. Without an answer by *until_s*, on the monotonic clock, the connection is
-        closed. Raises RefusedError as the operation, OSError for a lost connection, and ProtocolError.
+        closed, as it is after an answer that another message follows. Raises RefusedError as the operation,
+        OSError for a lost connection, and ProtocolError.
         """
         handle = self._handle(volume, until_s)
         now_s = time.monotonic()
@@ -146,8 +156,8 @@ class CallerConnection:
             return operation, operation.on(Ticked(), until_s)
         if not isinstance(answer, _Answer) or answer.request != operation.request:
             raise ProtocolError(f"{type(answer).__name__} is no answer to {operation.name}")
-        if isinstance(answer, PutDone) and answer.unsettled:
-            self.close()  # a later message would tell when the agent reads no more
+        if isinstance(first.message, Put) and not _is_last(answer):
+            self.close()
         if isinstance(answer, Failure) and answer.code in NOT_HERE_CODES:
             return operation, []
         return operation, operation.on(answer, time.monotonic())
@@ -169,6 +179,13 @@ class CallerConnection:
         """Close the connection: the agent ends its operation."""
         self.is_closed = True
         self._channel.stream.close()
+
+
+def _is_last(answer: _Answer) -> bool:
+    """Tell whether no further message about a put follows, to tell when the agent reads no more."""
+    if isinstance(answer, Failure):
+        return answer.code in NOT_STARTED_CODES or answer.code in NOT_HERE_CODES
+    return isinstance(answer, PutDone) and not answer.unsettled
 
 
 class _Opened:
