@@ -24,6 +24,7 @@ from ostraca import BlockState, Reason
 from ostraca._connection.caller_connections import (
     CallerConnection,
 )
+from ostraca._connection.session import AgentSession
 from ostraca._operations.driver import _LATER_MAX
 from ostraca_fabric.wire.messages import (
     Leaving,
@@ -119,6 +120,9 @@ class Acting:
     is_for_memory: bool = False
     lacks_connection: bool = False
     connection: CallerConnection | None = None
+
+    def suits(self, _: AgentSession) -> bool:
+        return True
 
     def run_at(self, connection: CallerConnection) -> bool:
         self.connection = connection
