@@ -8,25 +8,28 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from tests.dpu_agent.server.test_sessions import PUT, Wire, hello, u64, wired
+from tests.dpu_agent.server.test_sessions import GET, PUT, Wire, hello, u64, wired
 from tests.support.agent import assembly
-from tests.support.agent.assembly import BLOCK_BYTES, SLOT_BYTES, TENANT, assembled, content_of, until
+from tests.support.agent.assembly import (
+    BLOCK_BYTES,
+    SLOT_BYTES,
+    TENANT,
+    Assembly,
+    assembled,
+    content_of,
+    until,
+)
 
+from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemoryReader
 from ostraca_fabric.connection import ClientConnection, connect, server
-from ostraca_fabric.model.outcome import PutState, Reason
+from ostraca_fabric.model.outcome import Ack, PutState, Reason
 from ostraca_fabric.runtime.process_memory import MemoryProof
 from ostraca_fabric.tables.digests import tag_seeds, tags_of
 from ostraca_fabric.wire.handshake import Access
-from ostraca_fabric.wire.messages import Hello, OpenVolume, Put, PutDone, WorkerMemory
+from ostraca_fabric.wire.messages import Failure, Hello, OpenVolume, Put, PutDone, WorkerMemory
 
 PROOF = MemoryProof()
 OFFER = WorkerMemory(PROOF.address, PROOF.content)
-
-
-def reading_threads() -> set[str]:
-    """Return the ids of threads of I/O engines, which no drive here has."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {task.name for task in tasks if (task / "comm").read_text().strip() == "drive"}
 
 
 def offering(memory: WorkerMemory | None = OFFER, *, with_arena: bool = True) -> Hello:
@@ -55,52 +58,97 @@ def put_from(source: np.ndarray[tuple[int], np.dtype[np.uint8]], wire: Wire) -> 
     )
 
 
-async def test_processes_that_show_their_proof_are_read_by_threads_that_end_with_the_agent(
-    tmp_path: Path,
+def readers_of(fabric: Assembly) -> set[WorkerMemoryReader]:
+    return fabric.agent._worker_memories._readers
+
+
+@pytest.mark.parametrize("with_arena", [True, False])
+async def test_a_process_that_shows_its_proof_is_read_while_it_is_connected(
+    tmp_path: Path, *, with_arena: bool
 ) -> None:
     source = np.frombuffer(content_of(1) + content_of(2), np.uint8)
-    before = reading_threads()
     async with wired(tmp_path) as wire:
-        assert reading_threads() <= before, "no worker offers memory"
-        connection, other = await opened(wire, offering()), await opened(wire, offering())
+        connection = await opened(wire, offering(with_arena=with_arena))
         assert connection.welcome.reads_worker
-        assert other.welcome.reads_worker
-        other.close()
-        await other.wait_closed()
+        assert connection.welcome.transport == ("inline" if with_arena else "")
+        assert len(readers_of(wire.fabric)) == 1
         message = msgspec.structs.replace(put_from(source, wire), request=connection.next_request_id())
         done = await connection.ask(message, 30.0)
         assert isinstance(done, PutDone)
         assert list(done.states) == [PutState.COMMITTED] * 2
         connection.close()
         await connection.wait_closed()
-        assert reading_threads() - before
+        await until(lambda: not readers_of(wire.fabric))
         reader = wire.fabric.worker()
         assert (await wire.fabric.get(reader, [1, 2])).states == b"\1\1"
         assert reader.arena.bytes[SLOT_BYTES : SLOT_BYTES + BLOCK_BYTES] == content_of(2)
         await wire.fabric.at_rest()
-    await until(lambda: reading_threads() <= before)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        offering(None),
-        offering(WorkerMemory(PROOF.address, bytes(16))),
-        offering(WorkerMemory(8, PROOF.content)),
-        offering(WorkerMemory(-1, PROOF.content)),
-        offering(with_arena=False),
-        msgspec.structs.replace(offering(with_arena=False), role="agent", tenant=""),
-    ],
-    ids=["no offer", "wrong proof", "no such place", "no place", "no arena", "agent"],
-)
-async def test_another_is_not_read_and_told_so(tmp_path: Path, said: Hello) -> None:
-    before = reading_threads()
+async def test_without_an_arena_puts_name_addresses_or_are_refused(tmp_path: Path) -> None:
+    source = np.frombuffer(content_of(1) + content_of(2), np.uint8)
     async with wired(tmp_path) as wire:
-        connection = await connect(wire.address, said)
-        assert not connection.welcome.reads_worker
+        connection = await opened(wire, offering(with_arena=False))
+        put = put_from(source, wire)
+        for refused in (msgspec.structs.replace(put, addresses=b""), GET):
+            numbered = msgspec.structs.replace(refused, request=connection.next_request_id())
+            answer = await connection.ask(numbered, 30.0)
+            assert isinstance(answer, Failure)
+            assert answer.code == "no_arena"
+        await wire.fabric.at_rest()
+        done = await connection.ask(
+            msgspec.structs.replace(put, request=connection.next_request_id(), ack=Ack.STAGED), 30.0
+        )
+        assert isinstance(done, PutDone)
+        assert list(done.states) == [PutState.STAGED] * 2
         connection.close()
         await connection.wait_closed()
-    await until(lambda: reading_threads() <= before)
+        await wire.fabric.at_rest()
+
+
+async def test_without_an_arena_addresses_are_refused_where_the_agent_does_not_read(tmp_path: Path) -> None:
+    async with wired(tmp_path) as wire:
+        connection = await opened(wire, offering(None, with_arena=False))
+        put = put_from(np.zeros(2 * BLOCK_BYTES, np.uint8), wire)
+        answer = await connection.ask(
+            msgspec.structs.replace(put, request=connection.next_request_id()), 30.0
+        )
+        assert isinstance(answer, Failure)
+        assert answer.code == "no_arena"
+        connection.close()
+        await connection.wait_closed()
+        await wire.fabric.at_rest()
+
+
+@pytest.mark.parametrize("with_arena", [True, False])
+@pytest.mark.parametrize(
+    "memory",
+    [
+        None,
+        WorkerMemory(PROOF.address, bytes(16)),
+        WorkerMemory(8, PROOF.content),
+        WorkerMemory(-1, PROOF.content),
+    ],
+    ids=["no offer", "wrong proof", "no such place", "no place"],
+)
+async def test_another_is_not_read_and_told_so(
+    tmp_path: Path, memory: WorkerMemory | None, *, with_arena: bool
+) -> None:
+    await assert_not_read(tmp_path, offering(memory, with_arena=with_arena))
+
+
+async def test_an_agent_is_not_read(tmp_path: Path) -> None:
+    said = msgspec.structs.replace(offering(with_arena=False), role="agent", tenant="")
+    await assert_not_read(tmp_path, said)
+
+
+async def assert_not_read(directory: Path, said: Hello) -> None:
+    async with wired(directory) as wire:
+        connection = await connect(wire.address, said)
+        assert not connection.welcome.reads_worker
+        assert not readers_of(wire.fabric)
+        connection.close()
+        await connection.wait_closed()
 
 
 async def test_an_agent_that_trusts_no_user_reads_none_also_with_a_token(
@@ -109,11 +157,10 @@ async def test_an_agent_that_trusts_no_user_reads_none_also_with_a_token(
     strict = Access(os.getuid(), {TENANT: ("secret",)}, own_user_is_trusted=False)
     monkeypatch.setattr(assembly, "Access", lambda **_: strict)
     address = f"unix://{tmp_path}/agent.sock"
-    before = reading_threads()
-    async with assembled(addresses=(address,)):
+    async with assembled(addresses=(address,)) as fabric:
         connection = await connect(address, msgspec.structs.replace(offering(), token="secret"))
         assert not connection.welcome.reads_worker
-        assert reading_threads() <= before
+        assert not readers_of(fabric)
         connection.close()
         await connection.wait_closed()
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import multiprocessing
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.scenarios.fabric.operations.test_memory_reads import BLOCKS, DEADLINE_S, OWN, fabric_process, get
-from tests.support.fabric.fabric_host import BLOCK_BYTES, SMALL, FabricProcess, content, hashes, volume_of
+from tests.support.fabric.fabric_host import (
+    BLOCK_BYTES,
+    SMALL,
+    FabricProcess,
+    content,
+    empty,
+    hashes,
+    volume_of,
+)
 
 import ostraca
 from ostraca import Ack, BlockState, PutState
@@ -84,6 +94,50 @@ def test_an_agent_that_starts_anew_reads_the_same_worker_again(tmp_path: Path) -
                 fabric.start()
         with ostraca.connect(fabric.address, settings=SMALL) as other:
             assert set(get(other, 2).states) == {HIT}
+
+
+def test_many_threads_put_and_get_small_chains_on_connections_of_their_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    threads, rounds = 6, 12
+    with (
+        fabric_process(tmp_path, "inline") as fabric,
+        ostraca.connect(fabric.address, settings=OWN) as client,
+    ):
+        volume, callers = volume_of(client), client._runtime.connections.callers
+        until_s, warm = time.monotonic() + 20, volume.chain(hashes(1, 1))
+        while not callers._idle:
+            volume.put(warm, source=content(1, 1), deadline_s=DEADLINE_S)
+            assert time.monotonic() < until_s
+
+        def put_and_get(thread: int) -> None:
+            memory, into = np.zeros((4, BLOCK_BYTES), np.uint8), empty(4)
+            for number in range(rounds):
+                seed, blocks = 100 * (thread + 1) + number, 1 + number % 4
+                chain, right = volume.chain(hashes(blocks, seed), is_chained=False), content(blocks, seed)
+                memory[:blocks] = right
+                put = volume.put(chain, source=memory[:blocks], deadline_s=DEADLINE_S, ack=Ack.COMMITTED)
+                assert set(put.states) == {PutState.COMMITTED}, put
+                memory[:] = into[:] = 0xEE
+                assert volume.get(chain, into=into[:blocks], deadline_s=DEADLINE_S).hits == blocks
+                assert np.array_equal(into[:blocks], right)
+                assert (into[blocks:] == 0xEE).all()
+
+        with caplog.at_level(logging.DEBUG, "ostraca"), ThreadPoolExecutor(threads) as pool:
+            list(pool.map(put_and_get, range(threads)))
+        for operation in ("put", "get"):
+            assert f"sent by its caller: {operation} of" in caplog.text
+        assert 1 <= len(callers._still_open()) <= 4
+        assert {connection.reads_worker for connection in callers._idle} == {True}
+        tally = client.metrics().operation("get")
+        assert tally.requests == threads * rounds
+        assert client._runtime.is_readable
+        with ostraca.connect(fabric.address, settings=SMALL) as other:
+            seed, into = 100 * threads + rounds - 1, empty(4)
+            chain = volume_of(other).chain(hashes(4, seed), is_chained=False)
+            assert volume_of(other).get(chain, into=into, deadline_s=DEADLINE_S).hits == 4
+            assert np.array_equal(into, content(4, seed))
+        until_at_rest(client)
 
 
 def put_without_end(address: str, first: int, begun: Any) -> None:
