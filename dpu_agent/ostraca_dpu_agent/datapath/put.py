@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.flash_io import DriveIO, interleave_drives
-from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, Routes
+from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, GroupedBlocks, Routes
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.transfer import TransferRun
 from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
@@ -211,9 +211,10 @@ class PutRun(TransferRun[Put]):
     async def _begin(self) -> list[Coroutine[Any, Any, None]]:
         """Reserve space, and fetch a small put meanwhile; return lanes as ``_lanes``."""
         routes = self._context.routes()
-        early = await self._fetch_early(routes)
+        grouped = routes.by_owner(self._volume.placement_secret, self._blocks.spans)
+        early = await self._fetch_early(routes, grouped)
         try:
-            reserved = await self._reserve(routes)
+            reserved = await self._reserve(routes, grouped)
         except BaseException:
             if early is not None:
                 await self._discard(early)
@@ -222,13 +223,14 @@ class PutRun(TransferRun[Put]):
             return self._lanes(reserved, early)
         return [*self._lanes(reserved), self._discard(early)]
 
-    async def _fetch_early(self, routes: Routes) -> MovedGroup | None:
+    async def _fetch_early(self, routes: Routes, grouped: GroupedBlocks) -> MovedGroup | None:
         """Begin to fetch the blocks of a small put for one drive, if staging has room now."""
         blocks, per_group = len(self._blocks), self._context.blocks_per_put(self._slot_bytes)
         if not 0 < blocks <= min(per_group, _EARLY_BYTES // self._slot_bytes) or self._is_short.any():
             return None
-        drives = routes.drives(self._volume.placement_secret, self._blocks.spans)
-        if len(drives) != 1:
+        parts, unowned = grouped
+        drives = {routes.place(part.shard)[0] for its in parts.values() for part in its}
+        if len(drives) != 1 or len(unowned):
             return None
         (drive,) = drives
         group = MovedGroup(np.arange(blocks), has_space=False)
@@ -288,9 +290,10 @@ class PutRun(TransferRun[Put]):
     async def _reserve_again(self) -> NDArray[np.intp]:
         """Retry reservations; return the positions with new space."""
         context, wanted = self._context, self._space.is_busy.copy()
+        routes = context.routes()
         await self._space.reserve(
-            context.routes(),
-            self._volume.placement_secret,
+            routes,
+            routes.by_owner(self._volume.placement_secret, self._blocks.spans),
             wanted,
             within_s=self._deadline.left_s,
             is_again=True,
@@ -303,8 +306,8 @@ class PutRun(TransferRun[Put]):
         if not self._is_staged.done():
             self._is_staged.set_result(None)
 
-    async def _reserve(self, routes: Routes) -> NDArray[np.intp]:
-        """Reserve space; return the positions with space.
+    async def _reserve(self, routes: Routes, grouped: GroupedBlocks) -> NDArray[np.intp]:
+        """Reserve space for blocks *grouped* by owner; return the positions with space.
 
         All other blocks get their final state.
         """
@@ -313,8 +316,7 @@ class PutRun(TransferRun[Put]):
             return np.zeros(0, np.intp)
         is_short = self._is_short
         self._outcomes.set(is_short, PutState.DECLINED, Reason.TOO_SHORT)
-        secret = self._volume.placement_secret
-        reserving = self._space.reserve(routes, secret, ~is_short, within_s=within_s)
+        reserving = self._space.reserve(routes, grouped, ~is_short, within_s=within_s)
         if not routes.has_earlier:
             await reserving
             return np.flatnonzero(self._space.is_reserved)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ostraca_dpu_agent.datapath.commits import Commits, ReservedShard
 from ostraca_dpu_agent.datapath.location.locator import Locator
 from ostraca_dpu_agent.datapath.location.routing import (
+    GroupedBlocks,
     Routes,
     ShardPart,
     group_by_drive,
@@ -111,7 +112,7 @@ class Space:
     async def reserve(
         self,
         routes: Routes,
-        placement_secret: bytes,
+        grouped: GroupedBlocks,
         wanted: NDArray[np.bool_],
         *,
         within_s: float,
@@ -119,9 +120,10 @@ class Space:
     ) -> None:
         """Reserve space for the wanted blocks at all owners at once.
 
-        Blocks without space get their final outcome. *is_again*: the blocks' shards were busy before.
+        *grouped* are all blocks, as ``Routes.by_owner``. Blocks without space get their final outcome.
+        *is_again*: the blocks' shards were busy before.
         """
-        parts, unowned = routes.by_owner(placement_secret, self._blocks.spans)
+        parts, unowned = grouped
         self.is_busy[wanted] = False
         if len(unowned):
             self._end(unowned[wanted[unowned]], PutState.DECLINED, Reason.NO_OWNER)

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from ostraca_dpu_agent.datapath.location.routing import (
     BlockLocations,
     BlockSource,
+    GroupedBlocks,
     PartsByOwner,
     Pins,
     Routes,
@@ -156,7 +157,7 @@ class Locator:
         self,
         routes: Routes,
         keys: NDArray[np.uint8],
-        grouped: tuple[PartsByOwner, NDArray[np.intp]],
+        grouped: GroupedBlocks,
         wanted: NDArray[np.bool_],
         terms: Resolve,
     ) -> BlockLocations:

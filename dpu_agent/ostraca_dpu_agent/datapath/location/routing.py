@@ -39,6 +39,8 @@ from ostraca_fabric.wire.messages import ShardRelease
 
 PartsByOwner = dict[AgentId, list["ShardPart"]]
 
+GroupedBlocks = tuple[PartsByOwner, NDArray[np.intp]]
+"""Blocks of a request by owner, and the positions of blocks without an owner or a shard."""
 
 NO_POSITIONS = np.empty(0, np.intp)
 
@@ -146,7 +148,7 @@ class Routes:
         """Whether agents other than the current owners may know blocks."""
         return len(self.placements.records) > 1 or bool(self.previous_owners)
 
-    def by_owner(self, secret: bytes, spans: Sequence[Span]) -> tuple[PartsByOwner, NDArray[np.intp]]:
+    def by_owner(self, secret: bytes, spans: Sequence[Span]) -> GroupedBlocks:
         """Group blocks by owner and shard, under the current placement epoch.
 
         Also returns the positions without an owner or a shard. *secret* is the volume's placement secret.
@@ -155,7 +157,7 @@ class Routes:
 
     def parts(
         self, shards: Sequence[ShardId | None], counts: Sequence[int], *, but: Collection[ShardId | None] = ()
-    ) -> tuple[PartsByOwner, NDArray[np.intp]]:
+    ) -> GroupedBlocks:
         """Group the blocks of ``runs`` as ``by_owner``, without the shards in *but*."""
         everything = np.arange(sum(counts))
         pieces: dict[ShardId | None, list[NDArray[np.intp]]] = {}
@@ -188,11 +190,7 @@ class Routes:
                 last = number
         return shards, counts
 
-    def drives(self, secret: bytes, spans: Sequence[Span]) -> set[DriveId]:
-        """Return the drives of blocks under the current placement epoch."""
-        return {self.place(shard)[0] for shard in self.runs(secret, spans)[0] if shard is not None}
-
-    def by_owner_of_all(self, secret: bytes, spans: Sequence[Span]) -> tuple[PartsByOwner, NDArray[np.intp]]:
+    def by_owner_of_all(self, secret: bytes, spans: Sequence[Span]) -> GroupedBlocks:
         """Group blocks as every live epoch places them, current epoch first.
 
         A block placed on the same shard by several epochs appears once, under the newest. Removed or
