@@ -74,7 +74,7 @@ _AT_END = (
 
 
 @dataclass(slots=True, eq=False)
-class Fetch:
+class GroupFetch:
     """Blocks on their way from the worker to staging."""
 
     lease: StagingLease
@@ -97,7 +97,7 @@ class MovedGroup:
     positions: NDArray[np.intp]
     """Positions in the request."""
 
-    fetch: Fetch | None = None
+    fetch: GroupFetch | None = None
     """None before the lease."""
 
     states: NDArray[np.uint8] = field(init=False)
@@ -352,7 +352,7 @@ class PutRun(TransferRun[Put]):
         if not self._unchecked:
             self._mark_staged()
 
-    async def _fetched(self, drive: DriveId, group: MovedGroup) -> Fetch | None:
+    async def _fetched(self, drive: DriveId, group: MovedGroup) -> GroupFetch | None:
         """Return the fetch of a group with space, begun here unless begun early; None without staging."""
         left_s = self._deadline.left_s
         if group.fetch is None:
@@ -393,7 +393,7 @@ class PutRun(TransferRun[Put]):
         return lease
 
     async def _store_group(
-        self, drive_id: DriveId, group: MovedGroup, fetch: Fetch, *, is_last: bool
+        self, drive_id: DriveId, group: MovedGroup, fetch: GroupFetch, *, is_last: bool
     ) -> None:
         """Process a group with space, whose fetch has begun. *is_last*: no other waits for the lane."""
         context, lease, check, positions = self._context, fetch.lease, fetch.check, group.positions
@@ -447,7 +447,7 @@ class PutRun(TransferRun[Put]):
         else:
             stream = self._memory.fetch(check, self._slots[positions])
             checked = stream.ended
-        group.states, group.fetch = check.states, Fetch(lease, check, stream, checked)
+        group.states, group.fetch = check.states, GroupFetch(lease, check, stream, checked)
         self._leases.add(lease)
         self._moving[stream] = group
         stream.ended.add_done_callback(lambda _: self._leases.discard(lease))
@@ -470,7 +470,7 @@ class PutRun(TransferRun[Put]):
         stream.ended.add_done_callback(lambda _: arrivals.end())
         return stream, arrivals.checked
 
-    async def _check_group(self, group: MovedGroup, fetch: Fetch) -> None:
+    async def _check_group(self, group: MovedGroup, fetch: GroupFetch) -> None:
         """Wait until a group has arrived and is checked, and note the outcomes.
 
         After the end of the request, no further block may be stored.
@@ -501,7 +501,7 @@ class PutRun(TransferRun[Put]):
                 self._note_checked(group, _AT_END)
         return np.sort(np.concatenate(moving))
 
-    def _write(self, drive_id: DriveId, group: MovedGroup, fetch: Fetch) -> NDArray[np.uint8]:
+    def _write(self, drive_id: DriveId, group: MovedGroup, fetch: GroupFetch) -> NDArray[np.uint8]:
         """Start writing the good blocks of a group.
 
         Returns a reason per good block, as long as the block is not on flash.

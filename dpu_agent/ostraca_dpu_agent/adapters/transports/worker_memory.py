@@ -1,9 +1,9 @@
 """Agent's reads out of the memory of workers on its host, for puts.
 
-The kernel copies the bytes, and names the process: a worker can't have this agent read another one. A flash
-I/O engine of its own does the reads, as if each worker's memory were a drive. So threads in C copy and check
-blocks, without the interpreter lock, and a worker with slow memory occupies few threads. Blocks of a failed
-copy stay unchecked, and are not stored.
+The kernel copies the bytes, and names the process: a worker can't have this agent read another process. A
+flash I/O engine does the copies, with each worker's memory as a drive. So threads in C copy and check blocks,
+without the interpreter lock, and a worker with slow memory occupies few threads. Blocks of a failed copy stay
+unchecked, and are not stored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ostraca_fabric.wire.messages import WorkerMemory
 log = logging.getLogger(__name__)
 
 SETTINGS = FlashIoSettings(io_uring=False, drive_bytes_max=2 << 20, bytes_max=16 << 20)
-"""Limits of the bytes under way: 2 MiB for each worker, and 16 MiB for all."""
+"""Copies under way: 2 MiB for each worker, 16 MiB in all. Threads copy 1 MiB at a time."""
 
 _MEMORY_BYTES = (1 << 63) - 1
 """Addresses of a process, which are offsets on its drive."""
@@ -68,7 +68,7 @@ class WorkerMemories:
         return None
 
     def close(self) -> None:
-        """End the threads. Threads with copies under way end with the process."""
+        """End the threads; with copies under way, only the process ends the threads."""
         if self._engine is not None and not self._readers:
             self._engine.close()
             self._engine = None
