@@ -27,7 +27,7 @@ from ostraca._protocol.specs import PutSpec
 from ostraca.results import PutResult
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.chain import Span
-from ostraca_fabric.model.outcome import PutState, Reason
+from ostraca_fabric.model.outcome import Ack, PutState, Reason
 from ostraca_fabric.wire.codec import Outcomes
 
 log = logging.getLogger("ostraca")
@@ -119,7 +119,8 @@ class PutFromJob(PutJob):
 
         is_small = 0 < int(self.lengths.sum(dtype=np.int64)) <= SCRATCH_BYTES
         is_plain = isinstance(self._source, HostBlocks) and self._source.is_contiguous
-        self.is_brief = is_small and is_plain and self._region is None  # no rows to claim
+        has_no_rows = self._region is None  # which the driver claims
+        self.is_brief = is_small and is_plain and has_no_rows and spec.ack is Ack.STAGED
 
     def suits(self, session: AgentSession) -> bool:
         """Tell whether the agent reads this process's memory."""

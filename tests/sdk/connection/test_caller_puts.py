@@ -102,12 +102,13 @@ def test_small_puts_are_read_where_they_are(reading: PutCallers, kind: str) -> N
 def test_the_caller_says_the_same_as_the_driver(reading: PutCallers) -> None:
     lengths = [BLOCK_BYTES, 5, 4097, BLOCK_BYTES - 1]
     source = [block[:length] for block, length in zip(reading.source, lengths, strict=True)]
-    reading.answered(failing("overloaded"))
-    reading.put(source, ack=Ack.COMMITTED, ttl_s=7.0)
+    asked = reading.answered(failing("overloaded"))
+    reading.put(source, ttl_s=7.0)
     reading.open()
-    reading.put(source, ack=Ack.COMMITTED, ttl_s=7.0)
+    reading.put(source, ttl_s=7.0)
+    assert asked == [reading.session, *reading.of_callers]
     by_driver, by_caller = reading.agent.seen_of(Put)
-    assert (by_caller.ack, by_caller.ttl_s) == (Ack.COMMITTED, 7.0)
+    assert (by_caller.ack, by_caller.ttl_s) == (Ack.STAGED, 7.0)
     assert FAR_S - 5.0 < by_caller.deadline_s <= FAR_S
     of_neither = {"request": 0, "deadline_s": 0.0, "slots": b"", "handle": 0}
     assert msgspec.structs.replace(by_driver, **of_neither) == msgspec.structs.replace(
@@ -199,6 +200,7 @@ DRIVERS: dict[str, Puts] = {
     "of parts": lambda host: host.put([[block[:7], block[7:]] for block in host.source]),
     "one of parts": lambda host: host.put([*host.source[1:], [host.source[0][:7], host.source[0][9:]]]),
     "rows of a region": put_rows,
+    "committed": lambda host: host.put(ack=Ack.COMMITTED),
     "of a device": put_from_device,
 }
 
