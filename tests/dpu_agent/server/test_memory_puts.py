@@ -58,6 +58,12 @@ def put_from(source: np.ndarray[tuple[int], np.dtype[np.uint8]], wire: Wire) -> 
     )
 
 
+def copying_threads() -> set[str]:
+    """Return the ids of threads of I/O engines, which no drive here has."""
+    tasks = Path("/proc/self/task").iterdir()
+    return {task.name for task in tasks if (task / "comm").read_text().strip() == "drive"}
+
+
 def readers_of(fabric: Assembly) -> set[WorkerMemoryReader]:
     return fabric.agent._worker_memories._readers
 
@@ -66,8 +72,9 @@ def readers_of(fabric: Assembly) -> set[WorkerMemoryReader]:
 async def test_a_process_that_shows_its_proof_is_read_while_it_is_connected(
     tmp_path: Path, *, with_arena: bool
 ) -> None:
-    source = np.frombuffer(content_of(1) + content_of(2), np.uint8)
+    source, before = np.frombuffer(content_of(1) + content_of(2), np.uint8), copying_threads()
     async with wired(tmp_path) as wire:
+        assert copying_threads() <= before, "no worker offers memory"
         connection = await opened(wire, offering(with_arena=with_arena))
         assert connection.welcome.reads_worker
         assert connection.welcome.transport == ("inline" if with_arena else "")
@@ -78,11 +85,13 @@ async def test_a_process_that_shows_its_proof_is_read_while_it_is_connected(
         assert list(done.states) == [PutState.COMMITTED] * 2
         connection.close()
         await connection.wait_closed()
+        assert copying_threads() - before
         await until(lambda: not readers_of(wire.fabric))
         reader = wire.fabric.worker()
         assert (await wire.fabric.get(reader, [1, 2])).states == b"\1\1"
         assert reader.arena.bytes[SLOT_BYTES : SLOT_BYTES + BLOCK_BYTES] == content_of(2)
         await wire.fabric.at_rest()
+    await until(lambda: copying_threads() <= before)
 
 
 async def test_without_an_arena_puts_name_addresses_or_are_refused(tmp_path: Path) -> None:

@@ -497,7 +497,7 @@ def spread_numbers(fabric: Assembly) -> list[int]:
     return next(
         [first, first + 1, first + 2]
         for first in range(100, 1000)
-        if len(routes.drives(secret, chain_of([first, first + 1, first + 2]))) > 1
+        if len(set(routes.runs(secret, chain_of([first, first + 1, first + 2]))[0])) > 1
     )
 
 
