@@ -340,7 +340,9 @@ async def test_slow_memory_of_a_worker_holds_up_no_other_worker(child: Child) ->
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
-async def test_a_proof_in_slow_memory_holds_up_nothing_else(child: Child, *, is_cancelled: bool) -> None:
+async def test_a_proof_in_slow_memory_holds_up_nothing_else(
+    child: Child, caplog: pytest.LogCaptureFixture, *, is_cancelled: bool
+) -> None:
     before, memories = threads(), WorkerMemories()
     expected = Expected.of(child.content, child.address, FEW)
     with StuckMemory(PAGE_BYTES) as memory:
@@ -366,6 +368,7 @@ async def test_a_proof_in_slow_memory_holds_up_nothing_else(child: Child, *, is_
         return threads() <= before
 
     await until(are_ended)
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 # --- the end -----------------------------------------------------------------------------------------------
@@ -389,6 +392,7 @@ async def test_nothing_is_copied_after_a_close_and_what_is_under_way_ends(child:
         await fetch.ended
     for each, rows in ((first, {0, 1, 2}), (second, {0, 1, 2}), (third, set[int]())):
         each.assert_good(rows)
+    reader.close()
     assert engine.detached == 1, "after the last copy, and once"
     other.close()
     assert engine.detached == 2
