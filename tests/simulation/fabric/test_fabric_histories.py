@@ -113,7 +113,7 @@ def test_some_histories_have_workers_that_read_memory() -> None:
 
 def test_reads_from_memory_end_in_every_way() -> None:
     happened = Counter[str]()
-    for seed in range(5, 8):
+    for seed in range(5, 12):
         happened += play(seed, setup=READ_FROM_MEMORY).happened
     assert happened["memory HITs"] > 20
     assert happened["memory HITs of blocks that gave way"]
@@ -190,7 +190,7 @@ def test_memory_of_an_agent_that_has_died_is_not_copied() -> None:
 
 def read_directly(reads: DirectReads) -> Counter[str]:
     setup = Setup(has_cache=False, direct=reads, strikes=("link_is_slow",))
-    return play(1, setup=setup).happened
+    return play(2, setup=setup).happened
 
 
 def test_direct_reads_of_histories_end_in_every_way() -> None:
