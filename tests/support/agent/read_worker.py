@@ -80,6 +80,8 @@ async def read_worker(
         await fabric.quiet()
         engine.begun.clear()
         engine.ended.clear()
-        yield fabric, ReadWorker(fabric, reader, engine)
-        reader.close()
-    memories.close()
+        try:
+            yield fabric, ReadWorker(fabric, reader, engine)
+        finally:
+            reader.close()
+            memories.close()

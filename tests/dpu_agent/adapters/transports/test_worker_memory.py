@@ -98,9 +98,11 @@ async def reading(child: Child | None = None) -> AsyncIterator[WorkerMemoryReade
     """Read a child, or this process; no thread must be left in the end."""
     before, memories = threads(), WorkerMemories()
     reader = await opened(memories, child)
-    yield reader
-    reader.close()
-    memories.close()
+    try:
+        yield reader
+    finally:
+        reader.close()
+        memories.close()
     await until(lambda: threads() <= before)
 
 
@@ -126,7 +128,7 @@ class Expected:
         count, dice = len(lengths), Random(len(lengths))
         if sources is None:
             sources = [dice.randrange(len(source) - length) for length in lengths]
-        content = [source[at : at + length] for at, length in zip(sources, lengths, strict=True)]
+        content = [source[at : at + length].copy() for at, length in zip(sources, lengths, strict=True)]
         places = np.array(dice.sample(range(count), count), np.int64) * SLOT_BYTES
         columns, seeds = np.array(lengths, np.uint32), np.arange(count, dtype=np.uint64)
         tags = tags_of(source, np.array(sources, np.int64), columns, seeds)
