@@ -82,6 +82,7 @@ async def test_an_io_that_fails_declines_its_blocks_alone() -> None:
 async def test_a_put_that_is_over_stores_what_was_checked_and_leaves_its_memory_to_waves_under_way() -> None:
     async with assembled(GROUPED) as fabric:
         worker, staging = fabric.worker(), fabric.context.staging
+        await fabric.ready()
         worker.arena.is_held = True
         putting = asyncio.create_task(fabric.put(worker, range(4), deadline_s=SOON_S))
         await until(lambda: len(worker.arena.held) == 2)
