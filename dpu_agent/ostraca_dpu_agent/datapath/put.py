@@ -232,6 +232,8 @@ class PutRun(TransferRun[Put]):
         drives = {routes.place(part.shard)[0] for its in parts.values() for part in its}
         if len(drives) != 1 or len(unowned):
             return None
+        if not self._context.staging.is_half_free_for_puts(blocks * self._slot_bytes):
+            return None  # puts to owners that answer need the other half
         (drive,) = drives
         group = MovedGroup(np.arange(blocks), has_space=False)
         lease = await self._lease(drive, blocks, within_s=0.0)

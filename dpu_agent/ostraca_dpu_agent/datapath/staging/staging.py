@@ -109,6 +109,10 @@ class Staging:
         """Largest total of slots leased to puts, in bytes."""
         return int(self._settings.staging_bytes * self._settings.put_share)
 
+    def is_half_free_for_puts(self, more_bytes: int) -> bool:
+        """Return whether puts hold at most half of their slots, with so many bytes more."""
+        return 2 * (self._held[Purpose.PUT].total() + more_bytes) <= self.put_bytes_max
+
     async def lease(
         self,
         count: int,

@@ -554,6 +554,22 @@ async def test_without_room_in_staging_owners_are_asked_first(*, is_read: bool) 
         await assert_stored(fabric, SMALL)
 
 
+@pytest.mark.parametrize("is_early", [True, False])
+async def test_fetches_before_an_answer_leave_half_of_the_staging_to_other_puts(*, is_early: bool) -> None:
+    async with putter() as source:
+        fabric = source.fabric
+        slots = fabric.context.staging.put_bytes_max // SLOT_BYTES
+        lease = await lease_all_but(fabric, slots - (slots // 2 - len(SMALL) + (not is_early)))
+        owners = HeldOwners(fabric)
+        putting = source.put(SMALL)
+        await until(lambda: owners.asked == 1)
+        assert source.fetched == (len(SMALL) if is_early else 0)
+        owners.answer()
+        assert put_states(await putting) == [PutState.COMMITTED] * len(SMALL)
+        fabric.context.staging.release(lease)
+        await assert_at_rest(fabric)
+
+
 @KINDS
 async def test_a_put_that_is_cancelled_while_it_waits_for_staging_fetches_nothing(*, is_read: bool) -> None:
     async with putter(is_read=is_read) as source:
