@@ -83,8 +83,10 @@ def test_an_operation_gives_the_gil_up_a_few_times(tmp_path: Path, *, direct_mem
             assert found.accepted == BLOCKS
 
         put(1)
-        while not client._runtime.connections.callers._idle:  # opened by now, not beside the busy thread
+        callers, until_s = client._runtime.connections.callers, time.monotonic() + DEADLINE_S
+        while not callers._idle:  # opened here, not beside the busy thread
             volume.lookup(chain, deadline_s=DEADLINE_S)
+            assert time.monotonic() < until_s, "no connection of a caller"
         with busy_thread():
             found = {
                 "look-up": intervals(lambda: volume.lookup(chain, deadline_s=DEADLINE_S)),
