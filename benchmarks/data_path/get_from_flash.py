@@ -92,11 +92,7 @@ def _direct_figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
             into = Comparison("flash", lambda: region.get(next(chains)), "O_DIRECT read", file.read)
             in_rows = measure(into, plan.pace)
         spent_ms = [_agent_ms(work, chains) for _ in range(2 if conditions.is_short else _CPU_ROUNDS)]
-        counters = work.client.status().counters
-    if counters.get_hits_direct < counters.get_hits:
-        raise MeasureError(
-            f"the agent delivered {counters.get_hits - counters.get_hits_direct} blocks itself"
-        )
+        _check_direct(work)
     batch_ms = 1e3 * plan.batch_bytes / GB / finding.limit.median
     reading = Series((batch_ms,) * len(spent_ms))
     spent = Measurement("agent", Series(tuple(spent_ms)), "reading a batch", reading)
@@ -106,6 +102,14 @@ def _direct_figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
         Figure("D2", f"{what} into a region", "GB/s", in_rows, Target(ratio_at_least=0.95)),
         Figure("D2", f"agent's processor time, {what}", "ms", spent, Target(value_at_most=1.0)),
     ]
+
+
+def _check_direct(work: Workload) -> None:
+    """Raise MeasureError unless the worker read all blocks itself."""
+    counters = work.client.status().counters
+    by_agent = counters.get_hits - counters.get_hits_direct
+    if by_agent:
+        raise MeasureError(f"the agent delivered {by_agent} blocks itself")
 
 
 def _agent_ms(work: Workload, chains: Iterator[Chain]) -> float:
@@ -118,15 +122,23 @@ def _agent_ms(work: Workload, chains: Iterator[Chain]) -> float:
 
 
 def measure_gets(
-    plan: BenchPlan, directory: Path, *, has_fio: bool, is_ahead: bool = False, options: Sequence[str] = ()
+    plan: BenchPlan,
+    directory: Path,
+    *,
+    has_fio: bool,
+    is_ahead: bool = False,
+    is_direct: bool = False,
+    options: Sequence[str] = (),
 ) -> Measurement:
     """Measure gets from drives in *directory* beside the best read of a file there.
 
-    With *is_ahead*, ``AHEAD`` batches are under way. *options* are those of the fabric.
+    With *is_ahead*, ``AHEAD`` batches are under way. With *is_direct*, the worker reads drives itself.
+    *options* are those of the fabric.
     """
+    batches = AHEAD + 1 if is_ahead else 2
     with (
         suite.own_workload(
-            plan, directory, dram_bytes=0, batches=AHEAD + 1 if is_ahead else 2, options=options
+            plan, directory, dram_bytes=0, batches=batches, is_direct=is_direct, options=options
         ) as work,
         suite.direct_file(plan, directory) as file,
     ):
@@ -134,6 +146,8 @@ def measure_gets(
         file.tune_reads()
         case = Comparison("flash", lambda: work.get_views(next(chains)), "O_DIRECT read", file.read)
         finding = measure(_ahead(work, chains, file) if is_ahead else case, plan.pace)
+        if is_direct:
+            _check_direct(work)
         if shutil.which("fio") and has_fio:
             finding = _beside_the_better(finding, fio_gb_per_s(file.path, seconds=plan.pace.seconds))
     return finding

@@ -2,8 +2,7 @@
 
 D3m are puts that the agent copies out of the worker's memory itself, and D6p such puts of one block, beside a
 memcpy. D3n are puts from rows of a region, out of which the agent reads. The next batch begins after the
-commit of the previous one, so that no put competes with earlier writes. Puts of one block follow each other
-at once.
+commit of the previous one, so that no put competes with earlier writes. Puts of one block wait for no commit.
 """
 
 from __future__ import annotations
@@ -76,11 +75,11 @@ def _put_of_one(conditions: Conditions) -> Figure:
         contextlib.closing(Memcpy(blocks=1, block_bytes=plan.block_bytes)) as memcpy,
     ):
         for _ in range(_EARLIER_PUTS):
-            own.put(Ack.STAGED)
+            own.put_staged_s()
         found = measure(
             Comparison(
                 "one block",
-                lambda: plan.block_bytes / GB / own.put(Ack.STAGED) * MS,
+                lambda: own.put_staged_s() * MS,
                 "memcpy",
                 lambda: plan.block_bytes / GB / memcpy.turn() * MS,
             ),

@@ -9,7 +9,6 @@ the length of the chain in a request. Neither does the *depth*, the number of ea
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import copy
 from dataclasses import dataclass
 
 import msgspec
@@ -156,7 +155,9 @@ class Chain:
         last = max(first, last)
         if last - first == len(self):
             return self
-        slice_of = copy(self)  # checked already
+        slice_of = object.__new__(Chain)  # with fields that are checked already
+        for name in self.__slots__:
+            _set(slice_of, name, getattr(self, name))
         _set(slice_of, "start", self.start + first)
         _set(slice_of, "stop", self.start + last)
         return slice_of

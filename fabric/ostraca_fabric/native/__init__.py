@@ -150,7 +150,7 @@ def at(array: NDArray[Any] | bytearray | memoryview) -> int:
     except (TypeError, ValueError):  # read-only, empty, or not contiguous
         assert not isinstance(array, (bytearray, memoryview)), "such memory is writable and not empty"
         assert array.flags.c_contiguous, "C sees an array's items one after another"
-        return array.ctypes.data
+        return int(array.__array_interface__["data"][0])  # a fifth of the time of ``array.ctypes.data``
 
 
 def loaded(path: Path) -> tuple[ctypes.CDLL, ctypes.PyDLL]:

@@ -323,6 +323,12 @@ _STATES = {
 }
 
 
+_PendingEvents = tuple[float, bytes, int, bytes, bytes, bytes]
+"""Time, label and kind of a request's events; keys, states and reasons of its blocks."""
+
+_PENDING_MAX = 64
+
+
 class EventRing:
     """The newest events of one agent. Use on the event loop's thread only."""
 
@@ -339,6 +345,7 @@ class EventRing:
         self._states = np.zeros(rows, np.uint8)
         self._reasons = np.zeros(rows, np.uint8)
         self._written = 0
+        self._pending: list[_PendingEvents] = []
 
     def record(
         self,
@@ -353,38 +360,43 @@ class EventRing:
 
         *label* defaults to the label of the current request.
         """
-        count, rows = len(keys), len(self._kinds)
-        if count > rows:
-            skipped = count - rows
-            states = states if isinstance(states, int) else states[skipped:]
-            reasons = reasons if isinstance(reasons, int) else reasons[skipped:]
-            keys, count = keys[skipped:], rows
-        first = self._written % rows
-        before_wrap = min(count, rows - first)
-        words = np.ascontiguousarray(keys).view(np.uint64)
         named = (current_label() if label is None else label).encode("ascii", "replace")
-        now_s = self._clock()
-        for begin, source in ((first, slice(0, before_wrap)), (0, slice(before_wrap, count))):
-            if source.start == source.stop:
-                continue
-            where = slice(begin, begin + source.stop - source.start)
-            self._keys[where] = words[source]
-            self._at_s[where] = now_s
-            self._labels[where] = named
-            self._kinds[where] = int(kind)
-            self._states[where] = states if isinstance(states, int) else states[source]
-            self._reasons[where] = reasons if isinstance(reasons, int) else reasons[source]
-        self._written += count
+        columns = [
+            bytes((column,)) * len(keys) if isinstance(column, int) else column.tobytes()
+            for column in (states, reasons)
+        ]
+        self._pending.append((self._clock(), named, int(kind), keys.tobytes(), *columns))
+        if len(self._pending) >= _PENDING_MAX:
+            self._write()
+
+    def _write(self) -> None:
+        """Write pending events into the ring: one write takes as long as that of a single request."""
+        if not self._pending:
+            return
+        at_s, labels, kinds, keys, states, reasons = zip(*self._pending, strict=True)
+        self._pending.clear()
+        counts = [len(each) for each in states]
+        rows = len(self._kinds)
+        newest = slice(-rows, None)
+        where = (np.arange(self._written, self._written + sum(counts)) % rows)[newest]
+        self._keys[where] = np.frombuffer(b"".join(keys), np.uint64).reshape(-1, 2)[newest]
+        self._states[where] = np.frombuffer(b"".join(states), np.uint8)[newest]
+        self._reasons[where] = np.frombuffer(b"".join(reasons), np.uint8)[newest]
+        for column, values in ((self._at_s, at_s), (self._labels, labels), (self._kinds, kinds)):
+            column[where] = np.repeat(np.array(values, column.dtype), counts)[newest]
+        self._written += sum(counts)
 
     @property
     def reaches_back_s(self) -> float:
         """Age of the oldest kept event, or of the ring if nothing was overwritten."""
+        self._write()
         rows = len(self._kinds)
         oldest_s = self._since_s if self._written <= rows else float(self._at_s[self._written % rows])
         return self._clock() - oldest_s
 
     def of(self, key: bytes) -> tuple[BlockEvent, ...]:
         """Return the newest ``EVENTS_MAX`` events of a block, oldest first."""
+        self._write()
         first, second = np.frombuffer(key, np.uint64).tolist()
         is_its = (self._keys[:, 0] == first) & (self._keys[:, 1] == second) & (self._kinds > 0)
         found = np.flatnonzero(is_its)

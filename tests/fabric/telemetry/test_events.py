@@ -106,3 +106,24 @@ def test_of_a_block_that_every_request_reads_only_the_newest_events_are_told() -
     found = ages(ring, 1)
     assert len(found) == EVENTS_MAX
     assert found[-1] == 0.0
+
+
+def test_events_that_were_written_together_keep_their_order_and_overwrite_the_oldest() -> None:
+    clock = Clock()
+    ring = EventRing("agent-0", 50, clock)
+    for number in range(60):
+        clock.now_s += 1
+        ring.record(EventKind.GOT, keys_of(number, 1000 + number), BlockState.HIT, label=f"r/{number}")
+    assert ages(ring, 34) == []
+    assert [ages(ring, number) for number in range(35, 60)] == [[59.0 - number] for number in range(35, 60)]
+    assert [event.label for event in ring.of(key_of(1040))] == ["r/40"]
+    assert ring.reaches_back_s == 24.0
+
+
+def test_later_changes_of_the_columns_of_an_event_change_no_event() -> None:
+    ring = EventRing("agent-0", 8, Clock())
+    keys, states, reasons = keys_of(1), np.array([BlockState.HIT], np.uint8), np.zeros(1, np.uint8)
+    ring.record(EventKind.GOT, keys, states, reasons)
+    keys[:], states[:], reasons[:] = 9, BlockState.LATE, Reason.DEADLINE
+    (event,) = ring.of(key_of(1))
+    assert (event.state, event.reason) == ("HIT", "")

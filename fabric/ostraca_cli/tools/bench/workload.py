@@ -109,9 +109,14 @@ class Workload:
     def put(self, ack: Ack) -> float:
         """Put a new batch from the caller's memory; return GB/s until acknowledged."""
         chain = self.new_chain()
-        return self._put_rate(
-            chain, ack, lambda: self.volume.put(chain, source=self._rows, deadline_s=DEADLINE_S, ack=ack)
-        )
+        return self._put_rate(chain, ack, lambda: self._put(chain, ack))
+
+    def put_staged_s(self) -> float:
+        """Put a new batch from the caller's memory, and wait for no commit; return seconds."""
+        chain = self.new_chain()
+        spent_s, result = timed(lambda: self._put(chain, Ack.STAGED))
+        self.check_put(result)
+        return spent_s
 
     def put_slots(self, ack: Ack) -> float:
         """Put a new batch from the arena; return GB/s until acknowledged."""
@@ -139,6 +144,9 @@ class Workload:
         block, into = chain[number : number + 1], self._rows[number : number + 1]
         return _checked_get_s(lambda: self.volume.get(block, into=into, deadline_s=DEADLINE_S))
 
+    def _put(self, chain: Chain, ack: Ack) -> PutResult:
+        return self.volume.put(chain, source=self._rows, deadline_s=DEADLINE_S, ack=ack)
+
     def _put_rate(self, chain: Chain, ack: Ack, put: Callable[[], PutResult]) -> float:
         spent_s, result = timed(put)
         self.check_put(result)
@@ -148,7 +156,7 @@ class Workload:
 
     def store(self, chain: Chain) -> None:
         """Put a batch and wait for the commit; raises MeasureError on failure."""
-        self.check_put(self.volume.put(chain, source=self._rows, deadline_s=DEADLINE_S, ack=Ack.COMMITTED))
+        self.check_put(self._put(chain, Ack.COMMITTED))
 
     def check_put(self, result: object) -> None:
         """Raise MeasureError unless all blocks of a batch were accepted."""
