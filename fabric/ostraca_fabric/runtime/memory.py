@@ -95,6 +95,13 @@ class HugeMemory:
         (self.close if is_quiet else self.leak)()
 
 
+def huge_array(size_bytes: int) -> NDArray[np.uint8]:
+    """Return zero bytes in huge pages, shape (size_bytes,), which are freed with the last view."""
+    memory = np.frombuffer(_transparent(size_bytes), np.uint8)
+    first = -int(memory.ctypes.data) % HUGE_PAGE_BYTES
+    return memory[first : first + size_bytes]
+
+
 def _transparent(size_bytes: int) -> mmap.mmap:
     # An extra huge page leaves room for alignment; untouched pages cost no memory.
     made = mmap.mmap(-1, size_bytes + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

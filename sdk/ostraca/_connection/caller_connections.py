@@ -44,6 +44,7 @@ from ostraca._protocol.operations import (
 from ostraca._protocol.specs import VolumeKey, VolumeSpec
 from ostraca.settings import ClientSettings
 from ostraca_fabric.errors import ConnectError, ProtocolError, RefusedError
+from ostraca_fabric.runtime.memory import huge_array
 from ostraca_fabric.runtime.threads import BackgroundTask
 from ostraca_fabric.sockets.stream import ByteStream
 from ostraca_fabric.wire.frames import encode
@@ -120,7 +121,7 @@ class CallerConnection:
     @cached_property
     def scratch(self) -> NDArray[np.uint8]:
         """Memory for blocks before their check: a block with wrong bytes goes nowhere else."""
-        return np.empty(SCRATCH_BYTES, np.uint8)
+        return huge_array(SCRATCH_BYTES)
 
     def fits(self, blocks: int, volume: VolumeSpec) -> bool:
         """Tell whether a request takes so many blocks of a chain."""
