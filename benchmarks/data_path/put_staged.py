@@ -1,14 +1,17 @@
 """D3: puts acknowledged when staged, beside raw NIXL reads of the same batch between two processes.
 
-D3m are puts that the agent copies out of the worker's memory itself, and D6p such puts of one block, beside a
-memcpy. D3n are puts from rows of a region, out of which the agent reads. The next batch begins after the
-commit of the previous one, so that no put competes with earlier writes. Puts of one block wait for no commit.
+D3m are puts that the agent copies out of the worker's memory itself. D3n are puts from rows of a region, out
+of which the agent reads. The next batch begins after the commit of the previous one, so that no put competes
+with earlier writes.
+
+D6p are puts of one block, another each time, beside a memcpy. They follow each other without a wait for
+commits.
 """
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
+import itertools
 from typing import TYPE_CHECKING
 
 from benchmarks.support.conditions import batch_text
@@ -67,21 +70,21 @@ def _figures(plan: BenchPlan, conditions: Conditions) -> list[Figure]:
 
 
 def _put_of_one(conditions: Conditions) -> Figure:
-    plan = replace(conditions.one_plan(), blocks=1)
-    directory, dram_bytes = conditions.new_directory(), suite.dram_bytes(conditions.one_plan())
+    plan, directory = conditions.one_plan(), conditions.new_directory()
     with (
-        suite.own_workload(plan, directory, dram_bytes=dram_bytes) as work,
+        suite.own_workload(plan, directory, dram_bytes=suite.dram_bytes(plan)) as work,
         contextlib.closing(suite.workload(plan, work.address, direct_memory=True)) as own,
-        contextlib.closing(Memcpy(blocks=1, block_bytes=plan.block_bytes)) as memcpy,
+        contextlib.closing(Memcpy(blocks=plan.blocks, block_bytes=plan.block_bytes)) as memcpy,
     ):
+        numbers = itertools.cycle(range(plan.blocks))
         for _ in range(_EARLIER_PUTS):
-            own.put_staged_s()
+            own.put_one_s(next(numbers))
         found = measure(
             Comparison(
                 "one block",
-                lambda: own.put_staged_s() * MS,
-                "memcpy",
-                lambda: plan.block_bytes / GB / memcpy.turn() * MS,
+                lambda: own.put_one_s(next(numbers)) * MS,
+                "memcpy of a block",
+                lambda: plan.block_bytes / GB / memcpy.turn_of_one() * MS,
             ),
             plan.pace,
         )

@@ -77,7 +77,10 @@ class Workload:
 
     def new_chain(self, batches: int = 1) -> Chain:
         """Name batches of new blocks."""
-        return self.volume.chain(secrets.token_bytes(_HASH_BYTES) for _ in range(batches * self.blocks))
+        return self._new_chain(batches * self.blocks)
+
+    def _new_chain(self, blocks: int) -> Chain:
+        return self.volume.chain(secrets.token_bytes(_HASH_BYTES) for _ in range(blocks))
 
     def stored_chain(self) -> Chain:
         """Put a batch, wait for the commit, and return its chain."""
@@ -111,11 +114,13 @@ class Workload:
         chain = self.new_chain()
         return self._put_rate(chain, ack, lambda: self._put(chain, ack))
 
-    def put_staged_s(self) -> float:
-        """Put a new batch from the caller's memory, and wait for no commit; return seconds."""
-        chain = self.new_chain()
-        spent_s, result = timed(lambda: self._put(chain, Ack.STAGED))
-        self.check_put(result)
+    def put_one_s(self, number: int) -> float:
+        """Put a row of the caller's memory as a new block, and wait for no commit; return seconds."""
+        chain, source = self._new_chain(1), self._rows[number : number + 1]
+        spent_s, result = timed(
+            lambda: self.volume.put(chain, source=source, deadline_s=DEADLINE_S, ack=Ack.STAGED)
+        )
+        _check_put(result, 1)
         return spent_s
 
     def put_slots(self, ack: Ack) -> float:
@@ -160,8 +165,7 @@ class Workload:
 
     def check_put(self, result: object) -> None:
         """Raise MeasureError unless all blocks of a batch were accepted."""
-        if not isinstance(result, PutResult) or result.accepted < self.blocks:
-            raise MeasureError(f"the fabric did not take a batch of {self.blocks} blocks: {result}")
+        _check_put(result, self.blocks)
 
     def wait_until_committed(self, chain: Chain) -> None:
         """Wait for flash, so that the next put does not compete with earlier writes.
@@ -178,6 +182,11 @@ class Workload:
     def _is_committed(self, block: Chain) -> bool:
         view = self.volume.explain(block, timeout_s=DEADLINE_S).owner_view
         return view is not None and view.is_listed
+
+
+def _check_put(result: object, blocks: int) -> None:
+    if not isinstance(result, PutResult) or result.accepted < blocks:
+        raise MeasureError(f"the fabric did not take {blocks} blocks: {result}")
 
 
 def _checked_get_s(get: Callable[[], GetResult]) -> float:
