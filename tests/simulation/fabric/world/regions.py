@@ -106,6 +106,7 @@ class WatchedRegion:
 
         self._region = Region(self.offered, RegionMemory.end)
         self._free = list(range(_ROWS))
+        self._uncertain: set[int] = set()
         self._late: list[tuple[LateWrite, RegionBlocks]] = []
         self.memory = self.offered.array
         """All rows, flat."""
@@ -120,6 +121,7 @@ class WatchedRegion:
         self.check()
         numbers = self._dice.sample(self._free, len(lengths))
         self._free = [number for number in self._free if number not in numbers]
+        self._uncertain.difference_update(numbers)
         blocks = self._region.rows(numbers, lengths=lengths).blocks(
             argument="rows", count=len(numbers), block_bytes=BLOCK_BYTES, is_written=is_written
         )
@@ -127,9 +129,11 @@ class WatchedRegion:
         return LentRows(self, blocks)
 
     def give(self, blocks: RegionBlocks) -> None:
-        """Take rows back."""
+        """Take the rows of a put back. A lie may still land an earlier block there."""
         blocks.release()
         self.put_back(blocks, np.arange(len(blocks.numbers)))
+        if self.is_lied_to:
+            self._uncertain.update(blocks.numbers.tolist())
 
     def withhold(self, write: LateWrite, blocks: RegionBlocks) -> None:
         """Take rows back at the end of a late write."""
@@ -156,6 +160,7 @@ class WatchedRegion:
         self._late = [each for each in self._late if not each[0].is_ended]
         for write, blocks in ended:
             self.put_back(blocks, np.array(write.positions))
-        late = (self._rows[self._free] != _POISON).any(axis=1)
+        certain = [number for number in self._free if number not in self._uncertain]
+        late = (self._rows[certain] != _POISON).any(axis=1)
         if late.any():
             raise ViolationError(f"bytes landed in {late.sum()} rows whose operations have ended")

@@ -171,6 +171,8 @@ class Worker:
         self._holders: dict[int, int] = {}
         """By slot: the request that used it last."""
 
+        self._puts: set[object] = set()
+
         paths = [] if host_paths is None else host_paths.opened()
         self.direct: SimulatedReader | None = None
         if host_paths is not None and paths:
@@ -324,6 +326,7 @@ class Worker:
         volume, spans = self._blocks.volume_of_all(numbers), self._blocks.spans(numbers)
         lengths, seeds = self._lengths_and_seeds(volume, numbers, spans)
         request = self._next_request()
+        self._puts.add(request)
         lent = self._bound(link, request, slots, lengths, is_written=False)
         memory, offsets = (self.arena.array, slots) if lent is None else (lent.memory, lent.offsets)
         for version, at in zip(versions, offsets.tolist(), strict=True):
@@ -626,7 +629,14 @@ class Worker:
         return self.under_copy[at] > 0 or (self.direct is not None and self.direct.slots[at] > 0)
 
     def _landing(self, at: int, held_by: object) -> None:
-        """Check a block that an agent lands: no own read may be under way there."""
+        """Check a block that an agent lands: no own read may be under way there.
+
+        Only the lie that lands an earlier block late writes to slots of a put, which may have ended since.
+        """
+        if held_by in self._puts:
+            if not self._is_lied_to:
+                self.violations.append(f"worker {self.name}: a block landed in slot {at} of put {held_by}")
+            return
         if not self._is_lied_to and self._is_read_into(at):
             self.violations.append(
                 f"worker {self.name}: what request {held_by} asked for landed in slot {at}, "
