@@ -59,7 +59,10 @@ class _Asked:
 
 
 class NonsenseAgent:
-    """Listens at *path* until ``stop``. All chance comes from the dice of the case that is under way."""
+    """Listens at *path* until ``stop``. All chance comes from the dice of the case that is under way.
+
+    A client has a connection with an arena, and some of its callers. Each has a thread here.
+    """
 
     def __init__(self, path: Path, identity: VolumeIdentity) -> None:
         self.address = f"unix://{path}"
@@ -69,18 +72,20 @@ class NonsenseAgent:
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(str(path))
         self._listener.listen()
-        self._open: socket.socket | None = None
+        self._open: dict[socket.socket, threading.Thread] = {}
         self._thread = threading.Thread(target=self._accept, name="nonsense")
         self._thread.start()
 
     def stop(self) -> None:
         """Listen no more."""
-        for each in (self._listener, self._open):
-            if each is not None:
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._thread.join()
         self._listener.close()
+        for sock, thread in list(self._open.items()):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            thread.join()
 
     def _accept(self) -> None:
         while True:
@@ -88,9 +93,13 @@ class NonsenseAgent:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
-            self._open = sock
-            with sock, contextlib.suppress(OSError):
-                _Talk(self, sock, self._identity).run()
+            self._open[sock] = threading.Thread(target=self._talk, args=(sock,), name="nonsense")
+            self._open[sock].start()
+
+    def _talk(self, sock: socket.socket) -> None:
+        with sock, contextlib.suppress(OSError):
+            _Talk(self, sock, self._identity).run()
+        del self._open[sock]
 
 
 class _Talk:
@@ -126,9 +135,8 @@ class _Talk:
         hello = codec.HELLO.decode(payload)
         dice = self._dice
         self._is_greeted = True
-        welcome: m.Message = m.Welcome(
-            1, "nonsense", dice.choice(START_IDS), (), LIMITS, hello.arenas[0].transport
-        )
+        transport = hello.arenas[0].transport if hello.arenas else ""
+        welcome: m.Message = m.Welcome(1, "nonsense", dice.choice(START_IDS), (), LIMITS, transport)
         if dice.random() < 0.1:
             welcome = m.Refused(dice.choice(("authentication", "version", "limit", "", "x")), "no\n" * 100)
         if dice.random() < 0.7:

@@ -36,7 +36,7 @@ class Running:
     check: Callable[[], None]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Finding(Exception):  # noqa: N818 (it is what a fuzzer is for)
     """A case that failed."""
 
