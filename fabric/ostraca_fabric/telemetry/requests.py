@@ -323,6 +323,10 @@ _STATES = {
 }
 
 
+def _column(values: NDArray[np.uint8] | int, count: int) -> bytes:
+    return bytes((values,)) * count if isinstance(values, int) else values.tobytes()
+
+
 _PendingEvents = tuple[float, bytes, int, bytes, bytes, bytes]
 """Time, label and kind of a request's events; keys, states and reasons of its blocks."""
 
@@ -361,11 +365,8 @@ class EventRing:
         *label* defaults to the label of the current request.
         """
         named = (current_label() if label is None else label).encode("ascii", "replace")
-        columns = [
-            bytes((column,)) * len(keys) if isinstance(column, int) else column.tobytes()
-            for column in (states, reasons)
-        ]
-        self._pending.append((self._clock(), named, int(kind), keys.tobytes(), *columns))
+        columns = keys.tobytes(), _column(states, len(keys)), _column(reasons, len(keys))
+        self._pending.append((self._clock(), named, int(kind), *columns))
         if len(self._pending) >= _PENDING_MAX:
             self._write()
 
