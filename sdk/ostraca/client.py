@@ -342,7 +342,7 @@ class Client:
         For select, poll or epoll. Never read the descriptor: ``take_completions`` does. The value is -1 after
         ``close``.
         """
-        return self._runtime.completions.fileno()
+        return -1 if self._runtime.is_closed else self._runtime.completions.descriptor
 
     def cancel(self, ticket: Ticket) -> None:
         """Cancel a submitted operation. Never blocks.

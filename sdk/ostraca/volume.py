@@ -248,7 +248,7 @@ class Volume:
         slot_bytes = self._spec.slot_bytes
         self._runtime.check_room(count, slot_bytes)
         sizes = self._spec.lengths(lengths, count)
-        arena, holds = self._runtime.arena, self._runner.holds
+        arena, holds = self._runtime.arena, self._runtime.holds
 
         def take() -> SlotLease:
             with arena.changed:

@@ -164,6 +164,7 @@ def derive_keys(secret: bytes, spans: Sequence[Span]) -> NDArray[np.uint8]:
     return np.concatenate(made) if made else np.empty((0, KEY_BYTES), np.uint8)
 
 
+_ALL_BYTES = (1 << 64) - 1
 TAG_BYTES = 16
 SEED_BYTES = 8
 
@@ -209,7 +210,7 @@ def matches(view: ReadableBuffer, seed: int, tag: ReadableBuffer) -> bool:
 
 
 def tags_of(
-    memory: NDArray[np.uint8],
+    memory: NDArray[np.uint8] | None,
     offsets: NDArray[np.int64],
     lengths: NDArray[np.uint32],
     seeds: NDArray[np.uint64],
@@ -223,10 +224,10 @@ def tags_of(
     """
     offsets, lengths, seeds = _columns(offsets, lengths, seeds)
     tags = np.empty((len(offsets), TAG_BYTES), np.uint8)
-    checked = calls.ostraca_tags(
-        at(memory), memory.nbytes, at(offsets), at(lengths), at(seeds), at(tags), len(offsets)
-    )
-    _refuse_outside(checked, memory, offsets, lengths)
+    where = (None, _ALL_BYTES) if memory is None else (at(memory), memory.nbytes)
+    checked = calls.ostraca_tags(*where, at(offsets), at(lengths), at(seeds), at(tags), len(offsets))
+    if memory is not None:
+        _refuse_outside(checked, memory, offsets, lengths)
     return tags
 
 

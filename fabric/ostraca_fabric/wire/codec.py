@@ -173,7 +173,7 @@ def distinct(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
     return np.flatnonzero(np.bincount(numbers))
 
 
-def are_distinct(numbers: NDArray[np.int64]) -> bool:
+def are_distinct(numbers: NDArray[np.integer[Any]]) -> bool:
     """Tell whether no number occurs twice.
 
     The first ``np.unique`` of a process imports modules for up to 0.1 s, out of an operation's deadline.

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from ostraca._connection.dial import ClientIdentity, ControlChannel, dial
 from ostraca._connection.session import AgentSession
 from ostraca._memory.copy_pool import CopyPool
+from ostraca._memory.host_blocks import CallerBlocks
 from ostraca._protocol.operations import (
     NOT_HERE_CODES,
     NOT_STARTED_CODES,
@@ -39,7 +40,6 @@ from ostraca._protocol.operations import (
     Effect,
     Send,
     Ticked,
-    blocks_per_request,
 )
 from ostraca._protocol.specs import VolumeKey, VolumeSpec
 from ostraca.settings import ClientSettings
@@ -94,14 +94,14 @@ class CallerJob(Protocol):
     lacks_connection: bool
     """Whether no connection was free."""
 
+    memory: CallerBlocks | None
+    """Blocks in memory of the caller."""
+
     def suits(self, session: AgentSession) -> bool:
         """Tell whether a connection beside this session is of use."""
 
     def run_at(self, connection: CallerConnection) -> bool:
         """Do the operation in this thread; False if the driver must do it."""
-
-    def forget_memory(self) -> None:
-        """Keep the caller's memory no longer."""
 
 
 class CallerConnection:
@@ -123,28 +123,24 @@ class CallerConnection:
         """Memory for blocks before their check: a block with wrong bytes goes nowhere else."""
         return huge_array(SCRATCH_BYTES)
 
-    def fits(self, blocks: int, volume: VolumeSpec) -> bool:
-        """Tell whether a request takes so many blocks of a chain."""
-        return 0 < blocks <= blocks_per_request(self.session.limits, volume.hash_bytes)
-
     def ask(
         self,
         volume: VolumeSpec,
-        start: Callable[[int, int, float], BlockOperation],
+        start: Callable[[int, int], BlockOperation],
         until_s: float,
         *,
         meanwhile: Callable[[], None] | None = None,
     ) -> tuple[BlockOperation, list[Effect]]:
         """Start an operation; return the operation, and the effects of its answer: none for the driver.
 
-        *start* takes the request's id, the volume's handle, and the remaining time. *meanwhile* is called
+        *start* takes the request's id and the volume's handle. *meanwhile* is called
         while the agent works. Without an answer by *until_s*, on the monotonic clock, the connection is
         closed, as it is after an answer that another message follows. Raises RefusedError as the operation,
         OSError for a lost connection, and ProtocolError.
         """
         handle = self._handle(volume, until_s)
         now_s = time.monotonic()
-        operation = start(self.session.next_request(), handle, until_s - now_s)
+        operation = start(self.session.next_request(), handle)
         (first,) = operation.start(now_s)
         if not isinstance(first, Send):
             return operation, [first]
@@ -278,7 +274,7 @@ class CallerConnections(BackgroundTask):
             self._passes = self._passes_next
         self._give_back(connection)
         if is_done:
-            job.forget_memory()
+            job.memory = None
         return is_done
 
     def _take(self) -> CallerConnection | None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from ostraca._connection.session import AgentSession
 from ostraca._protocol.operations import Disconnected, Event, Ticked, refusal
 from ostraca_fabric.errors import ConnectError
-from ostraca_fabric.wire.messages import Failure, Message
+from ostraca_fabric.wire.messages import Cancel, Failure, Message
 
 log = logging.getLogger("ostraca")
 
@@ -65,7 +65,7 @@ def ask(
                     break
         else:
             session.report_late(sent_s)
-            session.cancel(request)
+            session.send(Cancel(request))
             raise ConnectError(f"the agent did not answer {name} in time: check whether the agent is stopped")
         raise ConnectError(f"the agent went away before it answered {name}; try again")
     finally:

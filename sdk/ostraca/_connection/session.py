@@ -29,7 +29,7 @@ from ostraca._protocol.operations import NOT_STARTED_CODES, Disconnected, Event
 from ostraca._protocol.silence import SilenceDetector
 from ostraca._protocol.specs import VolumeKey, VolumeSpec
 from ostraca.settings import ClientSettings
-from ostraca_fabric.errors import ProtocolError, TransportError
+from ostraca_fabric.errors import ProtocolError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.ports.transport import ArenaEnd
 from ostraca_fabric.telemetry.requests import label_of
@@ -42,7 +42,6 @@ from ostraca_fabric.wire.messages import (
     DRIVES_MAX,
     REGIONS_BYTES_MAX,
     AnnouncedDrive,
-    Cancel,
     DirectDrives,
     Failure,
     Fetch,
@@ -138,7 +137,6 @@ class AgentSession:
         self._inline = self._end if isinstance(self._end, InlineArenaEnd) else None
         self._mailboxes: dict[int, Mailbox] = {}
         self._inflight: set[int] = set()
-        self._has_refused = False
         self.memory = self._memory_of(channel)
         """Reader of the agent's memory, where this worker may read it."""
 
@@ -174,8 +172,8 @@ class AgentSession:
             arena.ledger.tell_changed()
         self._loop.start()
         if self._past:
-            request = self.reserve()
-            assert request is not None, "an agent takes at least one request"
+            request = self.next_request()
+            self._inflight.add(request)
             self._loop.send([encode(SettlePast(request))])
 
     def _memory_of(self, channel: ControlChannel) -> AgentMemoryReader | None:
@@ -255,29 +253,10 @@ class AgentSession:
         """Return an id never used by any request of this client."""
         return next(self._request_ids)
 
-    def reserve(self) -> int | None:
-        """Return the id of a request that may be sent now.
-
-        Returns None at the agent's limit of requests. Submit the request, or return the id with
-        ``unreserve``.
-        """
-        with self._arena.lock:
-            if len(self._inflight) >= self.limits.inflight_max:
-                self._has_refused = True
-                return None
-            request = next(self._request_ids)
-            self._inflight.add(request)
-            return request
-
-    def unreserve(self, request: int) -> None:
-        """Return a reserved request that was never submitted."""
-        with self._arena.lock:
-            self._inflight.discard(request)
-            # Wake only callers refused since then: batches that wait for slots reserve now and then, and give
-            # their reservation back. Woken by that, two such batches would retry each other forever.
-            if self._has_refused:
-                self._has_refused = False
-                self._arena.ledger.tell_changed()
+    @property
+    def has_room(self) -> bool:
+        """Whether the agent takes another request now. Listeners of the ledger hear of later room."""
+        return len(self._inflight) < self.limits.inflight_max
 
     def submit(
         self,
@@ -317,30 +296,8 @@ class AgentSession:
             self._mailboxes[request] = mailbox
             self._inflight.add(request)
         self._loop.send([frame])
-        if is_first and self._end.needs_progress and self._loop.is_led:
+        if self._end.needs_progress and (self._is_retired or (is_first and self._loop.is_led)):
             self._loop.wake()  # the reading thread sleeps without progress while no slots are in use
-
-    @property
-    def progress_s(self) -> float | None:
-        """Interval for calls of ``progress`` while waiting for a request's first message.
-
-        None for never, as while no slots are in use. The I/O loop sleeps until the first message and drives
-        the transport from then on: a wake-up per request would cost more than a small request.
-        """
-        if self.lost_because or not self._end.needs_progress:
-            return None
-        with self._arena.lock:
-            return self._settings.progress_s if self._arena.ledger.is_due(self) else None
-
-    def progress(self) -> None:
-        """Let the transport make progress.
-
-        After a transport error the connection ends, as in the I/O loop.
-        """
-        try:
-            self._end.progress()
-        except TransportError as error:
-            self.break_off(f"the data plane broke: {error}")
 
     def wait(self, reader: Reader[_Item], *, until_s: float) -> _Item | None:
         """Return the next item of *reader*, as ``Waiters.wait``."""
@@ -367,10 +324,6 @@ class AgentSession:
         if must_ping:
             self._loop.send([encode(Ping(self.next_request()))])
             self._loop.wake()
-
-    def cancel(self, request: int) -> None:
-        """Tell the agent that no caller waits for a request's answer."""
-        self._loop.send([encode(Cancel(request))])
 
     def send(self, message: Message) -> None:
         """Send a message without an answer; lost with the connection."""
@@ -406,16 +359,13 @@ class AgentSession:
 
     def leave(self, request: int) -> None:
         """End the caller's interest in a request and its slots. Nothing uses its rows afterwards."""
+        self.forget(request)
         with self._arena.lock:
-            self._mailboxes.pop(request, None)
             if not self._arena.ledger.has(request):
-                return  # neither slots nor rows
-            rows = self._shut_all(request)
+                return  # it had no slots
             self._arena.ledger.leave(request)
             is_due = self._arena.ledger.is_due(self)
             self._arena.ledger.tell_changed()
-        if rows is not None:
-            self._loop.detach(rows.memory)
         if is_due and self._end.needs_progress:
             self._loop.wake()
 

@@ -14,6 +14,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -62,22 +63,12 @@ Ended = Callable[[IoEnd, str], None]
 """Takes the end of a batch, and the cause of a failure."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _DeviceBatch:
-    """Pieces of one drive, for a thread."""
-
-    pieces: Pieces
-    memory: DeviceMemory
-    states: NDArray[np.uint8]
-    end: Ended
-
-
 @dataclass(slots=True, eq=False)
 class _Lane:
     """Threads of one drive."""
 
     descriptor: int
-    batches: SimpleQueue[_DeviceBatch | None] = field(default_factory=SimpleQueue)
+    batches: SimpleQueue[Callable[[], None] | None] = field(default_factory=SimpleQueue)
     threads: list[threading.Thread] = field(default_factory=list)
     opening: threading.Lock = field(default_factory=threading.Lock)
     file: DeviceFile | None = None
@@ -111,7 +102,7 @@ class DeviceReads:
         lane = self._lanes.setdefault(descriptor, _Lane(descriptor))
         if not self.is_usable or not self._has_threads(lane):
             return False
-        lane.batches.put(_DeviceBatch(pieces, memory, states, end))
+        lane.batches.put(partial(self._read, lane, pieces, memory, states, end))
         return True
 
     def take(self) -> None:
@@ -153,34 +144,33 @@ class DeviceReads:
 
     def _goes_on(self, lane: _Lane) -> bool:
         """Read one batch, and keep nothing of it; False at the end."""
-        batch = lane.batches.get()
-        if batch is None:
+        read = lane.batches.get()
+        if read is None:
             return False
-        result, cause = self._read(lane, batch)
-        self._ended.put((batch.end, result, cause))
-        del batch
+        read()
+        del read
         self._wake()
         return True
 
-    def _read(self, lane: _Lane, batch: _DeviceBatch) -> tuple[IoEnd, str]:
-        pieces = batch.pieces
-        offset = int(pieces.drive_offsets[0])
+    def _read(
+        self, lane: _Lane, pieces: Pieces, memory: DeviceMemory, states: NDArray[np.uint8], end: Ended
+    ) -> None:
+        failed, cause, offset = 0, "", int(pieces.drive_offsets[0])
         try:
-            memory, file = batch.memory.readable(), self._file(lane)
+            readable, file = memory.readable(), self._file(lane)
             for some in _runs(pieces):
                 offset = int(pieces.drive_offsets[some.start])
                 at, length = int(pieces.memory_offsets[some.start]), int(pieces.lengths[some].sum())
-                file.read(memory, at, length, offset)
+                file.read(readable, at, length, offset)
                 self._has_read = True
-                batch.states[some] = GOOD
+                states[some] = GOOD
         except Exception as error:  # noqa: BLE001 (of a library: it may be anything)
             cause = " ".join(f"{type(error).__name__}: {error}".split())
-            if self._has_read:
-                return IoEnd(1, offset, 0), cause
-            was_usable, self.is_usable = self.is_usable, False
-            if was_usable:
+            failed = int(self._has_read)
+            if not failed and self.is_usable:
+                self.is_usable = False
                 log.warning("No drive is read into GPU memory, as the first read failed: %s", cause)
-        return IoEnd(0, offset, 0), ""
+        self._ended.put((end, IoEnd(failed, offset, 0), cause if failed else ""))
 
     def _file(self, lane: _Lane) -> DeviceFile:
         with lane.opening:

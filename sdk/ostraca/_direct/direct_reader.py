@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 
 import numpy as np
@@ -25,6 +24,7 @@ from numpy.typing import NDArray
 
 from ostraca._direct.device_reads import DeviceMemory, DeviceReads
 from ostraca._direct.host_drives import HostDrive, open_host_drives, shown_path
+from ostraca._protocol.operations import Progress
 from ostraca.client_metrics import DirectCounters
 from ostraca.settings import ClientSettings
 from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEnd, IoEngine, IoOperation
@@ -48,18 +48,10 @@ _ELSEWHERE = np.empty(0, np.uint8)
 Rows = NDArray[np.intp]
 
 
-class ReadState(Enum):
-    """Result of reading a block directly."""
-
-    READ = "read"
-    FAILED = "failed"
-    """Nothing was read, and nothing lands in the memory later."""
-
-    LOST = "lost"
-    """The drive is silent, and the read may still land in the memory."""
-
-
-Ended = Callable[[Rows, ReadState], None]
+Ended = Callable[[Rows, Progress], None]
+"""Takes blocks whose reads have ended: READING if read, FAILED if nothing was read and nothing lands later,
+LOST if the drive is silent.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -151,8 +143,6 @@ class DirectReader:
         self._device_reads = _device_reads(self._wake) if settings.gpu_reads and self._drives else None
         self._told: set[str] = set()
         self._sizes = np.array([drive.at.size_bytes for drive in self._drives], np.int64)
-        self.numbers = range(len(self._drives))
-        """Numbers of the drives, fixed for the reader's life."""
 
     def announced(self) -> tuple[tuple[bytes, str], ...]:
         """Return fabric id and drive id for each number; an empty drive id while the drive is suspended."""
@@ -230,7 +220,7 @@ class DirectReader:
                     refused.append(rows)
                     self.counters.blocks_failed += len(rows)
         if refused:
-            _call(ended, np.concatenate(refused), ReadState.FAILED)
+            _call(ended, np.concatenate(refused), Progress.FAILED)
 
     def suspend(self, number: int, damaged: int) -> None:
         """Do not read a drive directly for a while, because so many blocks read there were *damaged*."""
@@ -357,9 +347,9 @@ class DirectReader:
             self._tell_suspended(drive, f"read at {end.offset}: {cause}")
         if not batch.is_lost:
             if len(good):
-                _call(batch.ended, good, ReadState.READ)
+                _call(batch.ended, good, Progress.READING)
             if len(failed):
-                _call(batch.ended, failed, ReadState.FAILED)
+                _call(batch.ended, failed, Progress.FAILED)
         self._finish(batch.request)
 
     def _finish(self, request: int) -> None:
@@ -393,7 +383,7 @@ class DirectReader:
             if is_news:
                 self._tell_suspended(drive, f"{len(lost)} reads without an end for {self._silent_s} s")
             for batch in lost:
-                _call(batch.ended, batch.rows, ReadState.LOST)
+                _call(batch.ended, batch.rows, Progress.LOST)
 
     def _suspend(self, drive: _ReaderDrive) -> bool:
         """Suspend a drive, with the lock held; False if it was suspended before."""

@@ -143,7 +143,7 @@ class Arena:
         True if slots wait for a report on a new connection, or an end has nothing to offer.
         """
         with self.changed:
-            return self.ledger.is_stranded or not all(end.has_offer for end in self.ends.values())
+            return bool(self.ledger.owing_agents) or not all(end.has_offer for end in self.ends.values())
 
     def renew(self) -> None:
         """Ensure that nothing of earlier connections lands through the ends.

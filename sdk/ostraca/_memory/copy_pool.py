@@ -22,6 +22,7 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca._protocol.operations import no_verdicts, verdicts_of
 from ostraca_fabric.native import library, library_for
 from ostraca_fabric.runtime.process_memory import ProcessBlocks, copy_verified
 from ostraca_fabric.runtime.threads import show_name
@@ -170,7 +171,10 @@ class _Wave:
         try:
             self._do()
         finally:
-            error = self._settle()
+            self._left.clear()
+            with self._changed:
+                self._changed.wait_for(lambda: not self._helpers)
+        error, self._error = self._error, None
         try:
             if error is not None:
                 raise error
@@ -185,31 +189,8 @@ class _Wave:
                 return
             self._work(share)
 
-    def _settle(self) -> BaseException | None:
-        """Drop the remaining shares, and wait for running helpers.
 
-        Returns a helper's error. An interrupt meanwhile is raised once no share is under way.
-        """
-        interrupt: BaseException | None = None
-        while True:
-            try:
-                with self._changed:
-                    self._left.clear()
-                    self._changed.wait_for(lambda: not self._helpers)
-            except BaseException as raised:  # noqa: BLE001 (raised below)
-                interrupt = raised
-            else:
-                break
-        error, self._error = self._error, None
-        try:
-            if interrupt is not None:
-                raise interrupt
-        finally:
-            del interrupt
-        return error
-
-
-def verified_slices(
+def verdicts_in(
     memory: NDArray[np.uint8],
     offsets: NDArray[np.int64],
     lengths: NDArray[np.uint32],
@@ -219,15 +200,17 @@ def verified_slices(
     until_s: float,
     copy_pool: CopyPool,
     source: ProcessBlocks | None = None,
-) -> Iterator[tuple[slice, NDArray[np.bool_]]]:
-    """Verify blocks in order until *until_s*; yield slices, and flags of good blocks.
+) -> NDArray[np.uint8]:
+    """Verify blocks in order until *until_s*; return a ``BlockVerdict`` for each.
 
     Arguments are those of ``check_tags``.
     """
+    verdicts = no_verdicts(len(lengths))
     for some in slices_until(lengths, until_s):
         columns = offsets[some], lengths[some], seeds[some], tags[some]
         copied = None if source is None else source[some]
-        yield some, check_tags(memory, *columns, copy_pool=copy_pool, source=copied)
+        verdicts[some] = verdicts_of(check_tags(memory, *columns, copy_pool=copy_pool, source=copied))
+    return verdicts
 
 
 def check_tags(
@@ -263,7 +246,7 @@ def check_tags(
 
 
 def compute_tags(
-    memory: NDArray[np.uint8],
+    memory: NDArray[np.uint8] | None,
     offsets: NDArray[np.int64],
     lengths: NDArray[np.uint32],
     seeds: NDArray[np.uint64],

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import CopyPool
+from ostraca._memory.copy_pool import CopyPool, compute_tags
 from ostraca._memory.device_blocks import DeviceBlocks, Devices, blocks_on_devices
 from ostraca._protocol.operations import no_verdicts
 from ostraca._protocol.specs import check_count, check_size
@@ -231,8 +231,6 @@ def _merge_axes(axes: Axes) -> tuple[int, list[tuple[int, int]]]:
     return run_bytes, merged[::-1]
 
 
-_ALL_BYTES = (1 << 64) - 1
-
 READ_ONLY = (
     "is read-only, and blocks are to be written there: pass writable memory, such as a bytearray or a copy"
 )
@@ -280,24 +278,8 @@ class HostBlocks:
         self, positions: NDArray[np.intp], seeds: NDArray[np.uint64], *, copy_pool: CopyPool
     ) -> NDArray[np.uint8]:
         """Return the tags of contiguous blocks, with a seed each. Shape (n, 16)."""
-        places, lengths = self.addresses(positions), self.lengths[positions]
-        tags, calls = np.empty((len(positions), TAG_BYTES), np.uint8), copy_pool.calls_for(lengths)
-
-        def make(share: slice) -> None:
-            blocks = share.stop - share.start
-            made = calls.ostraca_tags(
-                None,
-                _ALL_BYTES,
-                at(places[share]),
-                at(lengths[share]),
-                at(seeds[share]),
-                at(tags[share]),
-                blocks,
-            )
-            assert made == blocks, "addresses are offsets in the memory of the process"
-
-        copy_pool.share(lengths, make)
-        return tags
+        places = self.addresses(positions).view(np.int64)
+        return compute_tags(None, places, self.lengths[positions], seeds, copy_pool=copy_pool)
 
     def gather(
         self,

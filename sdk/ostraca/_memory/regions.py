@@ -29,7 +29,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._memory.copy_pool import CopyPool, verified_slices
+from ostraca._memory.copy_pool import CopyPool, verdicts_in
 from ostraca._memory.host_blocks import (
     PART,
     READ_ONLY,
@@ -40,7 +40,6 @@ from ostraca._memory.host_blocks import (
     view_buffer,
 )
 from ostraca._memory.inline_arena import RequestRows
-from ostraca._protocol.operations import no_verdicts, verdicts_of
 from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.extent import PAGE_BYTES, whole_pages
@@ -135,9 +134,8 @@ class RegionMemory:
 
     def withhold(self, numbers: NDArray[np.int64]) -> None:
         """Turn rows claimed by a get into withheld rows, with a separate claim."""
-        with self._changed:
-            self._users[numbers] = _WITHHELD
-            self._claims += 1
+        self._users[numbers] = _WITHHELD
+        self.hold()
 
     def release(self, numbers: NDArray[np.int64], *, is_written: bool) -> None:
         """Undo a claim; withheld rows were written."""
@@ -172,11 +170,9 @@ class RegionMemory:
 
     def end_unused(self) -> None:
         """Let go of the memory as soon as no row is claimed. No claim may follow."""
-        with self._changed:
-            self._is_leaving = True
-            is_over = not self._claims
-        if is_over:
-            self.end()
+        self._is_leaving = True
+        self.hold()
+        self.let_go()
 
 
 class RegionTable:
@@ -356,19 +352,8 @@ class RegionBlocks(HostBlocks):
 
         Arguments are those of ``HostBlocks.scatter``.
         """
-        verdicts = no_verdicts(len(positions))
-        for some, good in verified_slices(
-            self.memory.array,
-            self.offsets(positions),
-            self.lengths[positions],
-            seeds,
-            tags,
-            until_s=until_s,
-            copy_pool=copy_pool,
-            source=source,
-        ):
-            verdicts[some] = verdicts_of(good)
-        return verdicts
+        columns = self.offsets(positions), self.lengths[positions], seeds, tags
+        return verdicts_in(self.memory.array, *columns, until_s=until_s, copy_pool=copy_pool, source=source)
 
     def wipe(self, at: NDArray[np.int64]) -> None:
         """Zero the blocks *at* these positions, as the bytes may belong to another tenant."""

@@ -24,17 +24,12 @@ class RowWrites:
 
     def __init__(self, region: RegionBlocks) -> None:
         """Begin without a write. Claim the rows before the first write."""
-        self._region = region
+        self.region = region
         self._request_of = np.zeros(len(region.lengths), np.int64)
         """Request whose unverified bytes may be in a block's row, now or later; 0 for none."""
 
         self._is_read = np.zeros(len(region.lengths), np.bool_)
         """Blocks whose unverified bytes come from a drive."""
-
-    @property
-    def takes_reads(self) -> bool:
-        """Whether drives may write to the rows."""
-        return self._region.memory.takes_reads
 
     def begin(self, request: int, at: NDArray[np.intp]) -> None:
         """Note writes of an agent to the blocks *at* positions. Request ids are positive."""
@@ -44,7 +39,7 @@ class RowWrites:
         """Note reads of the blocks *at* positions; return the memory, and the blocks' places there."""
         self.begin(request, at)
         self._is_read[at] = True
-        return self._region.memory.array, self._region.offsets(at)
+        return self.region.memory.array, self.region.offsets(at)
 
     def has(self, blocks: NDArray[np.int64]) -> bool:
         """Tell whether blocks to verify were written into rows; other blocks are verified apart."""
@@ -52,7 +47,7 @@ class RowWrites:
 
     def verify(self, good: NDArray[np.int64]) -> None:
         """Note blocks with matching tags."""
-        self._region.wipe_padding(good[self._is_read[good]])
+        self.region.wipe_padding(good[self._is_read[good]])
         self._clear(good)
 
     def settle(self, at: NDArray[np.intp]) -> None:
@@ -61,7 +56,7 @@ class RowWrites:
 
     def forget(self, at: NDArray[np.intp]) -> None:
         """Note that nothing writes to the blocks *at* positions any more; wipe bytes read from drives."""
-        self._region.wipe_pages(at[self._is_read[at]])
+        self.region.wipe_pages(at[self._is_read[at]])
         self._clear(at)
 
     def end(self, when_written: Callable[[int, Callable[[], None]], None]) -> list[LateWrite]:
@@ -69,9 +64,9 @@ class RowWrites:
 
         *when_written* calls back once nothing writes for a request any more.
         """
-        region, request_of = self._region, self._request_of
+        region, request_of = self.region, self._request_of
         late = []
-        for request in np.unique(request_of[request_of > 0]).tolist():
+        for request in sorted(set(request_of[request_of > 0].tolist())):
             its = np.flatnonzero(request_of == request)
             region.memory.withhold(region.numbers[its])
             late.append(LateWrite(its.tolist()))

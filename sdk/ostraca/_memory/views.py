@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from types import TracebackType
@@ -30,64 +29,50 @@ from ostraca.results import GetResult
 from ostraca_fabric.errors import UsageError
 
 
-@dataclass(slots=True, eq=False)
-class HoldRelease:
-    """Request to the driver: give the slots back, unless done before."""
-
-    give: Callable[[], None]
-    dropped: weakref.ref[SlotHold] | None = None
-    """Posts this request when the hold is dropped."""
-
-
 class SlotHold:
     """Slots of a caller. Any thread may release the slots; dropping the last reference does the same."""
 
-    def __init__(self, request: HoldRelease, post: Callable[[HoldRelease], None]) -> None:
-        """Release the slots by posting *request*."""
-        self.request = request
-        self._post = post
-
-    @classmethod
-    def nothing(cls) -> SlotHold:
-        """Return a hold of no slots."""
-        return cls(HoldRelease(lambda: None), lambda _: None)
+    def __init__(self, item: Any, post: Callable[[Any], None], key: object = None) -> None:  # noqa: ANN401 (of the driver's queue)
+        """Release the slots by posting *item*."""
+        self.item, self._post, self.key = item, post, key
 
     def release(self) -> None:
         """Ask for the slots to be given back. Never blocks; a second time does nothing."""
-        self._post(self.request)
+        self._post(self.item)
 
 
 class SlotHolds:
     """All live holds of a client. For the driver's thread alone."""
 
-    def __init__(self, post: Callable[[HoldRelease], None], queue: SimpleQueue[Any]) -> None:
+    def __init__(
+        self, item: Callable[[Callable[[], None]], Any], post: Callable[[Any], None], queue: SimpleQueue[Any]
+    ) -> None:
         """Begin with no hold.
 
-        *post* passes a request to the driver. *queue* is the driver's queue, for holds that were dropped.
+        *item* makes an item of the driver's *queue* from an action, and *post* passes an item to the driver.
+        Items of dropped holds go to the queue.
         """
-        self._post = post
-        self._queue = queue
-        self._requests: set[HoldRelease] = set()
+        self._item, self._post, self._queue = item, post, queue
+        self._held: dict[object, tuple[Callable[[], None], object]] = {}
 
     def new(self, give: Callable[[], None]) -> SlotHold:
         """Return a hold of slots that *give* gives back."""
-        request = HoldRelease(give)
-        hold = SlotHold(request, self._post)
+        key = object()
+        hold = SlotHold(self._item(partial(self._give_back, key)), self._post, key)
         # This callback is C from end to end, so no signal handler can raise inside. The dead reference is a
-        # second argument, which the queue takes for "block" and ignores.
-        request.dropped = weakref.ref(hold, partial(self._queue.put, request))
-        self._requests.add(request)  # a weak reference that is collected itself calls nothing
+        # second argument, which the queue takes for "block" and ignores. A weak reference that is collected
+        # itself calls nothing.
+        self._held[key] = give, weakref.ref(hold, partial(self._queue.put, hold.item))
         return hold
 
-    def give_back(self, request: HoldRelease) -> None:
-        """Carry out a request, once."""
-        if request in self._requests:
-            self._requests.remove(request)
-            request.give()
+    def _give_back(self, key: object) -> None:
+        """Give slots back, once."""
+        give, _ = self._held.pop(key, (lambda: None, None))
+        give()
 
     def pass_on(self, hold: SlotHold) -> None:
         """Leave the slots of a hold to an operation."""
-        self._requests.discard(hold.request)
+        self._held.pop(hold.key, None)
 
 
 class _Slot(np.ndarray):
@@ -124,32 +109,12 @@ class SlotLoan:
         self._memory = memory
         self._is_lent = is_lent
         self._is_written = is_written
-        self._hold = hold
+        self._hold: SlotHold | None = hold
         self._is_revoked = False
         self._views: dict[int, memoryview] = {}
         # A view's ``obj`` lives as long as any object over the slot: numpy and torch don't register their use
         # with the view, but keep the object behind it.
         self._owners: dict[int, weakref.ref[object]] = {}
-
-    @classmethod
-    def nothing(cls, count: int) -> Self:
-        """Build a loan with none of *count* slots."""
-        none = np.zeros(count, np.uint8)
-        return cls(
-            none,
-            none.astype(np.int64),
-            none.astype(np.uint32),
-            none.astype(np.bool_),
-            SlotHold.nothing(),
-            is_written=False,
-        )
-
-    @classmethod
-    def ended(cls, count: int) -> Self:
-        """Build a revoked loan of *count* slots."""
-        loan = cls.nothing(count)
-        loan.revoke()
-        return loan
 
     def __len__(self) -> int:
         """Count the slots, lent or not."""
@@ -200,7 +165,12 @@ class SlotLoan:
                 "derived objects, then release again"
             )
         self._memory = np.empty(0, np.uint8)
+        assert self._hold is not None, "nothing is revoked once dropped"
         return self._hold
+
+    def drop(self) -> None:
+        """Make no more views, and leave the slots to live ones."""
+        self._is_revoked, self._views, self._hold = True, {}, None
 
 
 class _LoanHolder:
@@ -231,7 +201,8 @@ class _LoanHolder:
             return
         with contextlib.suppress(UsageError):
             self.release()
-        self._loan = SlotLoan.ended(len(self))
+        self._is_released = True
+        self._loan.drop()
 
     def release(self) -> None:
         """Give the slots back; repeated calls do nothing, nor does a call after a put.
@@ -289,7 +260,7 @@ class SlotLease(_LoanHolder):
         """
         if self._is_released:
             raise UsageError("these slots were put or released already: take new ones with volume.slots()")
-        hold, loan = self._loan.revoke(), self._loan
+        hold = self._loan.revoke()
         self._is_released = True
-        self._loan = SlotLoan.ended(len(loan))
-        return hold, loan.offsets, loan.lengths
+        self._loan.drop()
+        return hold, self._loan.offsets, self._loan.lengths

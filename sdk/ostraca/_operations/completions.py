@@ -33,12 +33,11 @@ class CompletionQueue:
     count is never below the length of the queue.
     """
 
-    _descriptor = -1  # as long as none was made, which may fail
+    descriptor = -1  # as long as none was made, which may fail
 
     def __init__(self) -> None:
         self._completions: deque[Completion] = deque()
-        self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
-        self._is_closed = False
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
 
     def __len__(self) -> int:
         """Count the tickets not taken."""
@@ -47,7 +46,7 @@ class CompletionQueue:
     def put(self, completion: Completion) -> None:
         """Add a ticket. In the driver's thread only."""
         self._completions.append(completion)
-        set_event(self._descriptor)
+        set_event(self.descriptor)
 
     def take(self) -> list[Completion]:
         """Take all tickets, oldest first."""
@@ -57,20 +56,12 @@ class CompletionQueue:
             taken.extend(iter(self._completions.popleft, None))
         # An interrupted call before may have left a taken ticket counted.
         for _ in taken or (None,):
-            clear_event(self._descriptor)
+            clear_event(self.descriptor)
         if not taken and self._completions:  # a new ticket may have been counted off already
-            set_event(self._descriptor)
+            set_event(self.descriptor)
         return taken
-
-    def fileno(self) -> int:
-        """Return the descriptor; -1 after ``close``."""
-        return -1 if self._is_closed else self._descriptor
-
-    def close(self) -> None:
-        """Stop offering the descriptor. The remaining tickets can still be taken."""
-        self._is_closed = True
 
     def __del__(self) -> None:
         """Close the descriptor: a thread in ``take`` may have used it until now."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
+        if self.descriptor >= 0:
+            os.close(self.descriptor)

@@ -20,7 +20,6 @@ Errors of a job are delivered to the submitter, and the driver goes on with othe
 from __future__ import annotations
 
 import contextlib
-import heapq
 import logging
 import math
 import os
@@ -29,19 +28,20 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from queue import Empty, SimpleQueue
 from threading import get_ident
 from typing import Any, Generic, TypeVar
 
 from ostraca._connection.session import AgentSession
-from ostraca._memory.views import HoldRelease, SlotHolds
+from ostraca._memory.views import SlotHolds
 from ostraca._operations.completions import Completion, Ticket
 from ostraca._operations.job import Job, Runtime
 from ostraca._protocol.operations import Event
 from ostraca_fabric.errors import ClosedError, ConnectError
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.runtime.events import set_event
-from ostraca_fabric.runtime.threads import show_name
+from ostraca_fabric.runtime.threads import BackgroundTask, show_name
 
 OpenedVolume = tuple[AgentSession, int]
 
@@ -52,8 +52,6 @@ _Entry = TypeVar("_Entry")
 _ROOM_RECHECK_S = 0.05
 """Longest sleep of a job without slots, in case a wake-up gets lost."""
 
-_DEADLINES_SPARE = 64
-
 _IDLE_S = 1.0
 """Longest sleep on a connection: a dropped hold does not wake the driver (``SlotHolds.new``)."""
 
@@ -61,58 +59,28 @@ _LATER_MAX = 256
 """Most actions that wait for the driver's next look."""
 
 _NO_THREADS = "the process can start no more threads"
+_CLOSED = "the client is closed: connect again"
 
 End = Callable[..., None]
 """Ends a caller's call: takes the result or the error, as ``ostraca._operations.runner.Call.end``."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Begin:
-    """The job's volume is open on a session; or no session was found, or the dial raised."""
-
-    job: Job[Any, Any]
-    opened: OpenedVolume | None = None
-    error: Exception | None = None
+def _nothing() -> None:
+    """Do nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Process:
-    """An event of a request of a job."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Item:
+    """Something to do in the driver's thread."""
 
-    job: Job[Any, Any]
-    request: int
-    event: Event
+    act: Callable[[], Job[Any, Any] | None]
+    """Never raises. Returns the job that may go on, if any."""
 
+    refuse: Callable[[], object] = _nothing
+    """Called instead after the driver's end."""
 
-@dataclass(frozen=True, slots=True)
-class CancelJob:
-    """A job is cancelled; *end* must have been called afterwards."""
-
-    ticket: Ticket
-    end: End | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunAction:
-    """A short action for the driver's thread, which never raises; *end* takes the error of a refusal."""
-
-    run: Callable[[], None]
-    end: End
-
-
-@dataclass(frozen=True, slots=True)
-class _Retry:
-    """Slots or request places may be free; also sent only to wake the driver."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndClient:
-    """The client is being closed; *end* is called afterwards."""
-
-    end: End | None = None
-
-
-_Item = Job[Any, Any] | _Begin | _Process | CancelJob | RunAction | HoldRelease | _Retry | EndClient
+    ends: bool = False
+    """Whether slots or requests may come free: done even while the driver ends."""
 
 
 class Inbox(Generic[_Entry]):
@@ -167,37 +135,42 @@ class Inbox(Generic[_Entry]):
 class _JobMailbox:
     """Mailbox of a job: forwards events to the driver's inbox."""
 
-    job: Job[Any, Any]
-    reader: Inbox[_Item] = field(repr=False)
+    process: Callable[[int, Event], Job[Any, Any]]
+    reader: Inbox[Item] = field(repr=False)
 
     def put(self, item: tuple[int, Event], /) -> None:
         """Take an event of a request; from any thread."""
-        self.reader.put_news(_Process(self.job, *item))
+        self.reader.put_news(Item(partial(self.process, *item), ends=True))
 
 
 class Driver:
-    """Runs jobs. ``start`` it once, and post a ``EndClient``."""
+    """Runs jobs. ``start`` it once, and ``end`` it."""
 
     def __init__(self, runtime: Runtime, *, submitted_max: int) -> None:
         """Begin without jobs; decline more than *submitted_max* submitted and not taken."""
         self._runtime = runtime
         self._connections = runtime.connections
         self._submitted_max = submitted_max
-        self._inbox: Inbox[_Item] = Inbox(_Retry())
-        self.holds = SlotHolds(self._inbox.put, self._inbox.items)
-        """Slots held by callers, for code in the driver's thread."""
-
-        self._to_connect: SimpleQueue[Job[Any, Any] | None] = SimpleQueue()
+        self._inbox: Inbox[Item] = Inbox(Item(_nothing, ends=True))
+        runtime.holds = SlotHolds(partial(Item, ends=True), self._inbox.put, self._inbox.items)
+        self._to_connect: SimpleQueue[Job[Any, Any]] = SimpleQueue()
+        self._opening = BackgroundTask(
+            "dial",
+            self._open_next,
+            is_needed=lambda: not self._to_connect.empty(),
+            pauses_s=lambda: repeat(0.0),
+        )
         self._active: dict[Ticket, Job[Any, Any]] = {}
         self._submitted = 0
-        self._deadlines: list[tuple[float, Ticket]] = []
+        self._due_s = math.inf
+        """No deadline of a job is earlier."""
+
         self._starved: dict[Ticket, Job[Any, Any]] = {}
         self._closing: list[End] = []
         self._is_over = False
         self._waited_on: AgentSession | None = None
         """Session last waited on."""
 
-        self._connecting: threading.Thread | None = None
         self._thread = threading.Thread(target=self._run, name="ostraca-driver", daemon=True)
         runtime.arena.ledger.listeners.append(self._retry_starved)
 
@@ -210,24 +183,35 @@ class Driver:
 
     # For callers, at any moment: between two bytecodes of another call, and in finalizers.
 
-    def post(self, item: _Item) -> None:
-        """Take over a caller's request: ``Job``, ``CancelJob``, ``RunAction`` or ``EndClient``. Never blocks.
+    def begin(self, job: Job[Any, Any]) -> None:
+        """Take over a job, which is always delivered."""
+        self._post(Item(partial(self._begin, job), partial(self._refuse, job)))
 
-        A cancelled job is still delivered, soon; unknown tickets are ignored. After the driver's end, the
-        request is refused in this thread. ``EndClient`` ends all jobs as disconnected, then runtime and
-        thread; a driver never started ends in this thread.
+    def cancel(self, ticket: Ticket, end: End = _nothing) -> None:
+        """Cancel a job, which is still delivered, soon; for an unknown ticket, call *end*."""
+        self._post(Item(partial(self._cancel, ticket, end), end, ends=True))
+
+    def run(self, act: Callable[[], None], end: End, *, is_urgent: bool = True) -> None:
+        """Run a short action, which never raises, or call *end* with the error of a refusal.
+
+        Others than urgent ones wait until the driver looks again: within ``_IDLE_S``.
         """
-        if isinstance(item, EndClient) and self._thread.ident is None:
-            self._finish()
-        self._inbox.put(item)
-        if self._is_over:
-            self._refuse_all()
+        self._post(Item(act, partial(end, error=ClosedError(_CLOSED))), is_urgent=is_urgent)
 
-    def post_later(self, action: RunAction) -> None:
-        """Post an action that can wait until the driver looks again: within ``_IDLE_S``."""
+    def end(self, end: End) -> None:
+        """End all jobs as disconnected, then runtime and thread, and call *end*.
+
+        A driver never started ends in this thread.
+        """
+        if self._thread.ident is None:
+            self._finish()
+        self._post(Item(partial(self._closing.append, end), end, ends=True))
+
+    def _post(self, item: Item, *, is_urgent: bool = True) -> None:
+        """Take over an item. Never blocks. After the driver's end, the item is refused in this thread."""
         items = self._inbox.items
-        put = self._inbox.put if items.qsize() >= _LATER_MAX else items.put
-        put(action)
+        put = self._inbox.put if is_urgent or items.qsize() >= _LATER_MAX else items.put
+        put(item)
         if self._is_over:
             self._refuse_all()
 
@@ -236,7 +220,7 @@ class Driver:
         """Whether the calling thread is the driver's."""
         return self._thread.ident == get_ident()
 
-    def _queued_items(self) -> Iterator[_Item]:
+    def _queued_items(self) -> Iterator[Item]:
         """Take the items in the inbox. Several threads may do so at once."""
         with contextlib.suppress(Empty):
             while True:
@@ -245,28 +229,16 @@ class Driver:
     def _refuse_all(self) -> None:
         """Refuse all items in the inbox after the end."""
         for item in self._queued_items():
-            self._refuse(item)
+            item.refuse()
 
-    def _refuse(self, item: _Item) -> None:
-        closed = ClosedError("the client is closed: connect again")
-        match item:
-            case Job() as job:
-                job.close()
-                self._hand_over(job, None, closed)
-            case RunAction(end=end):
-                end(error=closed)
-            case CancelJob(end=end) | EndClient(end=end):
-                if end is not None:
-                    end()
-            case _Begin(opened=(session, _)):
-                session.release()
-            case _Begin() | _Process() | HoldRelease() | _Retry():
-                pass
+    def _refuse(self, job: Job[Any, Any]) -> None:
+        job.close()
+        self._hand_over(job, None, ClosedError(_CLOSED))
 
     def _retry_starved(self) -> None:
         """Note that slots or requests may have become free. From any thread, under the arena's lock."""
         if self._starved:
-            self._inbox.put(_Retry())
+            self._inbox.wake()
 
     def _hand_over(self, job: Job[Any, Any], result: object, error: BaseException | None) -> None:
         # Held views keep their job alive, and *deliver* may know the result: the two would keep each other.
@@ -278,17 +250,17 @@ class Driver:
 
     # In the thread beside the driver's.
 
-    def _run_connecting(self) -> None:
-        show_name("dial")
-        while (job := self._to_connect.get()) is not None:
-            if time.monotonic() >= job.until_s:
-                continue  # ended by the driver already
-            try:
-                opened = self._connections.find_volume(job.spec.volume, job.until_s)
-            except Exception as error:  # noqa: BLE001 (handed to the submitter of the job)
-                self._inbox.put(_Begin(job, error=error))
-            else:
-                self._inbox.put(_Begin(job, opened))
+    def _open_next(self) -> None:
+        job = self._to_connect.get()
+        if time.monotonic() >= job.until_s:
+            return  # ended by the driver already
+        try:
+            opened = self._connections.find_volume(job.spec.volume, job.until_s)
+        except Exception as error:  # noqa: BLE001 (handed to the submitter of the job)
+            self._inbox.put(Item(partial(self._begin_opened, job, error=error)))
+        else:
+            refuse = _nothing if opened is None else opened[0].release
+            self._inbox.put(Item(partial(self._begin_opened, job, opened), refuse))
 
     # In the driver's thread.
 
@@ -302,16 +274,14 @@ class Driver:
             self._finish()
 
     def _drive(self) -> None:
-        is_stopped = False
-        while not is_stopped:
+        while not self._closing:
             item = self._next()
-            job = None if item is None else self._take(item)
+            job = None if item is None else item.act()
             if job is not None and job.ticket in self._active:
                 self._go_on(job)
-            if self._starved and (item is None or isinstance(item, _Retry | _Process)):
+            if self._starved and (item is None or item.ends):
                 self._feed()
             self._end_late()
-            is_stopped = isinstance(item, EndClient)
             item = job = None  # keep no caller's memory during the next wait
 
     def _finish(self) -> None:
@@ -319,9 +289,7 @@ class Driver:
         try:
             self._connections.close()
             self._end_jobs()
-            if self._connecting is not None:
-                self._to_connect.put(None)
-                self._connecting.join()
+            self._opening.close()
             self._runtime.close()
         except Exception:
             log.critical("the client could not be closed whole", exc_info=True)
@@ -336,29 +304,21 @@ class Driver:
     def _end_jobs(self) -> None:
         """Let jobs notice the lost session, and end jobs that never began."""
         for item in self._queued_items():
-            if isinstance(item, _Process | HoldRelease | CancelJob | EndClient):
-                self._take(item)
-            else:
-                self._refuse(item)
+            (item.act if item.ends else item.refuse)()
         for job in list(self._active.values()):
             self._go_on(job)
         for job in list(self._active.values()):
             job.decline(Reason.DISCONNECTED, "closed here")
             self._end(job)
 
-    def _next(self) -> _Item | None:
+    def _next(self) -> Item | None:
         """Wait for an item until a deadline is due; return None then."""
         now_s = time.monotonic()
-        until_s = self._deadlines[0][0] if self._deadlines else math.inf
-        # The reader of the live session's connection drives only that session's transport.
-        retired = self._connections.retired if self._active else ()
-        steps_s = [step_s for each in retired if (step_s := each.progress_s) is not None] if retired else ()
-        if steps_s:
-            until_s = min(until_s, now_s + min(steps_s))
+        until_s = self._due_s
         if self._starved:
             until_s = min(until_s, now_s + _ROOM_RECHECK_S)
         session = self._connections.session
-        item: _Item | None = None
+        item: Item | None = None
         if self._waited_on is not None and self._waited_on is not session:
             self._waited_on.resume_reading()
         self._waited_on = session
@@ -369,34 +329,7 @@ class Driver:
         else:
             with contextlib.suppress(Empty):
                 item = self._inbox.get(timeout=None if until_s == math.inf else max(0.0, until_s - now_s))
-        if item is None and steps_s:
-            for each in retired:
-                each.progress()
         return item
-
-    def _take(self, item: _Item) -> Job[Any, Any] | None:  # noqa: C901 (a case for each item)
-        """Take an item; return the changed job."""
-        match item:
-            case Job() as job:
-                return self._begin(job)
-            case _Begin(job=job, opened=opened, error=error):
-                return self._begin_opened(job, opened, error)
-            case _Process(job=job, request=request, event=event):
-                if job.ticket in self._active:
-                    self._try(job, partial(job.on, request, event))
-                return job
-            case CancelJob(ticket=ticket, end=end):
-                return self._cancel(self._active.get(ticket), end)
-            case RunAction(run=run):
-                run()
-            case HoldRelease():
-                self.holds.give_back(item)
-            case EndClient(end=end):
-                if end is not None:
-                    self._closing.append(end)
-            case _Retry():
-                pass
-        return None
 
     def _begin(self, job: Job[Any, Any]) -> Job[Any, Any]:
         is_submitted = job.deliver is None
@@ -410,41 +343,28 @@ class Driver:
         job.tick()
         if job.is_over:
             return job
-        if len(self._deadlines) > 2 * len(self._active) + _DEADLINES_SPARE:  # most of these have ended
-            self._deadlines = [(each.until_s, ticket) for ticket, each in self._active.items()]
-            heapq.heapify(self._deadlines)
-        else:
-            heapq.heappush(self._deadlines, (job.until_s, job.ticket))
+        self._due_s = min(self._due_s, job.until_s)
         session = self._connections.session
         handle = None if session is None else session.acquire_volume(job.spec.volume)
         if session is not None and handle is not None:
             self._begin_at((session, handle), job)
-        elif self._is_connecting():
-            self._to_connect.put(job)
         else:
-            job.decline(Reason.OVERLOADED, _NO_THREADS)
+            self._to_connect.put(job)
+            if not self._opening.start():
+                job.decline(Reason.OVERLOADED, _NO_THREADS)
         return job
-
-    def _is_connecting(self) -> bool:
-        """Start the dialling thread if missing; False if the process can start no thread."""
-        if self._connecting is None:
-            thread = threading.Thread(target=self._run_connecting, name="ostraca-dial", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # the next job tries again
-                return False
-            self._connecting = thread
-        return True
 
     def _begin_at(self, opened: OpenedVolume, job: Job[Any, Any]) -> None:
         if opened[0] is not self._connections.session:
             opened[0].resume_reading()  # the dial's thread has led the connection meanwhile
-        is_begun = self._try(job, partial(job.begin, *opened, _JobMailbox(job, self._inbox), self.holds))
+        is_begun = self._try(
+            job, partial(job.begin, *opened, _JobMailbox(partial(self._process, job), self._inbox))
+        )
         if not is_begun and not job.has_begun:
             opened[0].release()
 
     def _begin_opened(
-        self, job: Job[Any, Any], opened: OpenedVolume | None, error: Exception | None
+        self, job: Job[Any, Any], opened: OpenedVolume | None = None, error: Exception | None = None
     ) -> Job[Any, Any]:
         if job.ticket not in self._active:
             if opened is not None:
@@ -457,10 +377,16 @@ class Driver:
             self._begin_at(opened, job)
         return job
 
-    def _cancel(self, job: Job[Any, Any] | None, end: End | None) -> Job[Any, Any] | None:
+    def _process(self, job: Job[Any, Any], request: int, event: Event) -> Job[Any, Any]:
+        if job.ticket in self._active:
+            self._try(job, partial(job.on, request, event))
+        return job
+
+    def _cancel(self, ticket: Ticket, end: End) -> Job[Any, Any] | None:
+        job = self._active.get(ticket)
         if job is not None:
             self._try(job, job.cancel)
-        elif end is not None:
+        else:
             end()  # its job was interrupted on the way here
         return job
 
@@ -491,10 +417,12 @@ class Driver:
 
     def _end_late(self) -> None:
         now_s = time.monotonic()
-        while self._deadlines and self._deadlines[0][0] <= now_s:
-            job = self._active.get(heapq.heappop(self._deadlines)[1])
-            if job is not None and self._try(job, job.tick):
+        if now_s < self._due_s:
+            return
+        for job in [each for each in self._active.values() if each.until_s <= now_s]:
+            if self._try(job, job.tick):
                 self._go_on(job)
+        self._due_s = min((job.until_s for job in self._active.values()), default=math.inf)
 
     def _end(self, job: Job[Any, Any], error: Exception | None = None) -> None:
         """Release the resources of a job, count the job, and deliver its result or the error."""

@@ -8,6 +8,7 @@ Large waves are shared among several threads (``ostraca._memory.copy_pool``).
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -15,15 +16,13 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._connection.caller_connections import ALONE, SCRATCH_BYTES, CallerConnection
-from ostraca._connection.session import AgentSession, Mailbox
-from ostraca._memory.copy_pool import CopyPool, verified_slices
+from ostraca._connection.caller_connections import ALONE, CallerConnection
+from ostraca._connection.session import AgentSession
+from ostraca._memory.copy_pool import CopyPool, verdicts_in
 from ostraca._memory.device_blocks import COPY_FAILED, DeviceBlocks
-from ostraca._memory.host_blocks import HostBlocks
-from ostraca._memory.regions import RegionBlocks
 from ostraca._memory.row_writes import RowWrites
 from ostraca._memory.staged_reads import StagedReads
-from ostraca._memory.views import BlockViews, SlotHolds, SlotLoan
+from ostraca._memory.views import BlockViews, SlotLoan
 from ostraca._operations.job import Runtime, SlotJob
 from ostraca._protocol.operations import (
     BlockOperation,
@@ -31,41 +30,31 @@ from ostraca._protocol.operations import (
     ExtentsEnded,
     Finish,
     GetOperation,
+    Progress,
     Verified,
     Verify,
-    no_verdicts,
-    verdicts_of,
     window_blocks,
 )
-from ostraca._protocol.own_reads import OwnRead
 from ostraca._protocol.specs import GetSpec
 from ostraca.results import GetResult, LateWrite, WithheldRows
 from ostraca_fabric.errors import MalformedError, TransportError
+from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.extent import whole_pages
-from ostraca_fabric.model.outcome import Reason
+from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.runtime.process_memory import ProcessBlocks
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import GetExtents
 
 if TYPE_CHECKING:
     from ostraca._direct.device_reads import DeviceMemory
-    from ostraca._direct.direct_reader import ReadState
 
 _GOOD, _DAMAGED = int(BlockVerdict.GOOD), int(BlockVerdict.DAMAGED)
-
-_OWN_READS = {"READ": OwnRead.READING, "FAILED": OwnRead.FAILED, "LOST": OwnRead.LOST}
-"""State of a block by the name of a ``ReadState``."""
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 
 
 class GetJob(SlotJob[GetSpec, _Result_co]):
     """Base of gets."""
-
-    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
-        """Begin as ``Job.begin``, on a session that knows the drives of this host."""
-        super().begin(session, handle, mailbox, holds)
-        session.announce_reads(self._runtime.direct)
 
     def __init__(self, runtime: Runtime, spec: GetSpec) -> None:
         super().__init__(runtime, spec)
@@ -74,6 +63,9 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
 
         self._again: list[tuple[NDArray[np.intp], NDArray[np.int64]]] = []
         """Blocks to request again, by position in the job, with their slots."""
+
+        self._copied: list[tuple[NDArray[np.intp], NDArray[np.uint8]]] = []
+        """Positions and verdicts of blocks copied out of an agent's memory."""
 
         self._extents: dict[int, GetExtents] = {}
         """Extents that this worker reads itself, by request."""
@@ -84,6 +76,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         offsets: NDArray[np.int64],
         seeds: NDArray[np.uint64],
         tags: NDArray[np.uint8],
+        copy_pool: CopyPool,
         source: ProcessBlocks | None = None,
     ) -> NDArray[np.uint8]:
         """Verify landed blocks, hand over the good blocks; return a ``BlockVerdict`` for each.
@@ -92,10 +85,6 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         from there first.
         """
         raise NotImplementedError
-
-    def _pool(self, source: ProcessBlocks | None) -> CopyPool:
-        """Return the pool for blocks from this source."""
-        return self._copy_pool if source is None else self._runtime.fetching_pool
 
     def _begin(self, request: int, first: int) -> int:
         wanted = window_blocks(
@@ -126,42 +115,50 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         self._again.clear()
         super()._end_rest(state, reason)
 
-    def close(self) -> None:
-        """Release all resources, with the slots of blocks not requested again."""
-        super().close()
-        for _, slots in self._again:
-            self._arena.give(slots)
-        self._again.clear()
-
     def _get(
         self, request: int, at: NDArray[np.intp], slots: NDArray[np.int64], *, is_again: bool = False
     ) -> int:
         """Request the blocks *at* ascending positions into *slots*; return their number."""
         spans = self._spans(at)
 
-        def build() -> GetOperation:
-            message = self.spec.message(
-                request,
-                self._handle,
-                self.until_s - time.monotonic(),
-                spans,
-                lengths=self.lengths[at],
-                slots=slots,
-                # Blocks under way are queued before this request, and would be recomputed before its blocks.
-                queued=len(at) + sum(each.blocks for each in self._requests.values()),
-                is_again=is_again,
-                addresses=self._addresses(at),
-            )
-            return GetOperation(message, until_s=self.until_s, at=at, slots=slots)
-
-        self._submit_from(slots, build)
+        self._submit(
+            request,
+            lambda: self._operation(request, self._handle, at, spans, slots, is_again=is_again),
+            slots,
+        )
         # Computed while the agent works, and needed when the first block has landed.
         self._seeds_of[request] = self._seeds(at, spans)
         return len(at)
 
-    def _addresses(self, at: NDArray[np.intp]) -> bytes:  # noqa: ARG002 (for gets into regions)
+    def _operation(
+        self,
+        request: int,
+        handle: int,
+        at: NDArray[np.intp],
+        spans: tuple[Span, ...],
+        slots: NDArray[np.int64],
+        *,
+        is_again: bool = False,
+        in_memory: bool = False,
+    ) -> GetOperation:
+        message = self.spec.message(
+            request,
+            handle,
+            self.until_s - time.monotonic(),
+            spans,
+            lengths=self.lengths[at],
+            slots=slots,
+            # Blocks under way are queued before this request, and would be recomputed before its blocks.
+            queued=len(at) + sum(each.blocks for each in self._requests.values()),
+            is_again=is_again,
+            addresses=self._addresses(at),
+            in_memory=in_memory,
+        )
+        return GetOperation(message, until_s=self.until_s, at=at, slots=slots)
+
+    def _addresses(self, at: NDArray[np.intp]) -> bytes:
         """Return where the agent writes the blocks *at* positions, unless that is their slots."""
-        return b""
+        return self._region.addresses(at).tobytes() if self._region is not None and self._is_offered else b""
 
     def _finish(self, operation: BlockOperation, end: Finish) -> None:
         """Note the outcomes of a request. Blocks to request again keep their slots."""
@@ -187,8 +184,8 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         direct.check(drives, offsets, lengths)
         memory, places = self._take_reads(operation, positions, drives, offsets)
 
-        def ended(rows: NDArray[np.intp], state: ReadState) -> None:
-            mailbox.put((request, ExtentsEnded(positions[rows].tobytes(), _OWN_READS[state.name])))
+        def ended(rows: NDArray[np.intp], state: Progress) -> None:
+            mailbox.put((request, ExtentsEnded(positions[rows].tobytes(), state)))
 
         direct.read(request, drives, offsets, places, lengths, ended, memory=memory)
 
@@ -206,12 +203,11 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
     def _distrust(self, operation: BlockOperation, damaged: NDArray[np.uint32]) -> None:
         """Suspend drives with damaged blocks: an old copy of a drive would cost each get two reads."""
         extents, direct = self._extents.get(operation.request), self._runtime.direct
-        if extents is None or direct is None:
-            return
-        is_damaged = np.isin(codec.positions(extents.positions, operation.blocks), damaged)
-        numbers, blocks = np.unique(np.frombuffer(extents.drives, codec.U32)[is_damaged], return_counts=True)
-        for number, count in zip(numbers.tolist(), blocks.tolist(), strict=True):
-            direct.suspend(number, count)
+        if extents is not None and direct is not None:
+            is_damaged = np.isin(codec.positions(extents.positions, operation.blocks), damaged)
+            drives = np.frombuffer(extents.drives, codec.U32)[is_damaged]
+            for number, count in Counter(drives.tolist()).items():
+                direct.suspend(number, count)
 
     def _verify(self, operation: BlockOperation, wanted: Verify) -> Verified:
         assert operation.slots is not None
@@ -224,21 +220,23 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
             raise MalformedError("places in memory to a worker that reads no memory")
         lengths = self.lengths[at]
         source = None if reader is None else reader.blocks(codec.u64(wanted.places, len(at)), lengths)
-        verdicts = self._check(at, slots, seeds, tags, source)
+        copy_pool = self._copy_pool if source is None else self._runtime.fetching_pool
+        verdicts = self._check(at, slots, seeds, tags, copy_pool, source)
         if reader is not None and source is not None:
             reader.note(source.errors)
-            self._count_copies(at, verdicts)
+            self._copied.append((at, verdicts))
         elif self._extents and (is_damaged := verdicts == _DAMAGED).any():
             self._distrust(operation, positions[is_damaged])
         return Verified(wanted.positions, verdicts.tobytes())
 
-    def _count_copies(self, at: NDArray[np.intp], verdicts: NDArray[np.uint8]) -> None:
+    def count(self) -> None:
         """Count blocks copied out of the agent's memory."""
-        is_good, counters = verdicts == _GOOD, self._runtime.memory_reads
-        good = at[is_good]
-        counters.blocks_read += len(good)
-        counters.blocks_failed += len(at) - len(good)
-        counters.bytes_read += int(self.lengths[good].sum(dtype=np.int64))
+        counters = self._runtime.memory_reads
+        for at, verdicts in self._copied:
+            good = at[verdicts == _GOOD]
+            counters.blocks_read += len(good)
+            counters.blocks_failed += len(at) - len(good)
+            counters.bytes_read += int(self.lengths[good].sum(dtype=np.int64))
 
 
 class GetIntoJob(GetJob[GetResult]):
@@ -248,20 +246,13 @@ class GetIntoJob(GetJob[GetResult]):
 
     def __init__(self, runtime: Runtime, spec: GetSpec, into: object) -> None:
         super().__init__(runtime, spec)
-        self._into = self._caller_memory(into, argument="into", is_written=True)
-        self.lengths = self._into.lengths
+        self._use(into, argument="into", is_written=True)
         self._has_lost_copies = False
-        self._row_writes: RowWrites | None = None
+        self._row_writes = None if self._region is None else RowWrites(self._region)
         self._late_writes: list[LateWrite] = []
-        self._copied: tuple[NDArray[np.intp], NDArray[np.uint8]] | None = None
-        """Positions and verdicts of blocks copied by ``run_at``."""
-
-        is_small = 0 < int(self.lengths.sum(dtype=np.int64)) <= SCRATCH_BYTES
-        is_plain = isinstance(self._into, HostBlocks) and self._region is None  # no rows to claim
-        self.is_brief = is_small and is_plain
         reads_devices = runtime.direct is not None and runtime.direct.reads_devices
         self._staged = (
-            StagedReads(self._into) if reads_devices and isinstance(self._into, DeviceBlocks) else None
+            StagedReads(self.memory) if reads_devices and isinstance(self.memory, DeviceBlocks) else None
         )
 
     def result(self) -> GetResult:
@@ -270,32 +261,20 @@ class GetIntoJob(GetJob[GetResult]):
 
     def suits(self, session: AgentSession) -> bool:
         """Tell whether this worker reads the agent's memory."""
-        return session.memory is not None and session.memory.is_usable
+        return super().suits(session) and session.memory is not None and session.memory.is_usable
 
     def run_at(self, connection: CallerConnection) -> bool:
         """Copy the blocks out of the agent's memory, through scratch memory; False unless all are there."""
         reader = connection.session.memory if connection.reads_memory else None
-        if reader is None or not reader.is_usable or not connection.fits(self._blocks, self.spec.volume):
+        if reader is None or not reader.is_usable:
             return False
         at, spans = np.arange(self._blocks), (self.spec.chain.span(),)
 
-        def start(request: int, handle: int, left_s: float) -> GetOperation:
-            message = self.spec.message(
-                request,
-                handle,
-                left_s,
-                spans,
-                lengths=self.lengths,
-                slots=np.zeros(len(at), np.int64),
-                queued=len(at),
-                in_memory=True,
-            )
-            return GetOperation(message, until_s=self.until_s)
-
+        slots = np.zeros(self._blocks, np.int64)
         seeds: list[NDArray[np.uint64]] = []
         operation, effects = connection.ask(
             self.spec.volume,
-            start,
+            partial(self._operation, at=at, spans=spans, slots=slots, in_memory=True),
             self.until_s,
             meanwhile=lambda: seeds.append(self._seeds(at, spans)),
         )
@@ -304,7 +283,7 @@ class GetIntoJob(GetJob[GetResult]):
                 return False
             case [Verify() as wanted]:
                 its = codec.positions(wanted.positions, len(at)).astype(np.intp)
-                verdicts = self._into.scatter(
+                verdicts = self._caller.scatter(
                     connection.scratch,
                     np.cumsum(self.lengths, dtype=np.int64)[its] - self.lengths[its],
                     seeds[0][its],
@@ -314,28 +293,9 @@ class GetIntoJob(GetJob[GetResult]):
                     copy_pool=ALONE,
                     source=reader.blocks(codec.u64(wanted.places, len(its)), self.lengths[its]),
                 )
-                self._copied = its, verdicts
+                self._copied.append((its, verdicts))
                 effects = operation.on(Verified(wanted.positions, verdicts.tobytes()), time.monotonic())
         return not self._take_outcomes(effects)
-
-    def count(self) -> None:
-        """Count the copied blocks."""
-        if self._copied is not None:
-            self._count_copies(*self._copied)
-
-    def forget_memory(self) -> None:
-        """Forget the destinations."""
-        del self._into
-
-    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
-        """Begin on a session. Drives and the agent may write to rows whose region takes that."""
-        super().begin(session, handle, mailbox, holds)
-        self.count()  # of an attempt by the caller, if any
-        region = self._region
-        if region is not None:
-            takes_reads = region.memory.takes_reads and self._runtime.direct is not None
-            if takes_reads or self._is_offered:
-                self._row_writes = RowWrites(region)
 
     def advance(self) -> None:
         """Start further requests.
@@ -347,7 +307,7 @@ class GetIntoJob(GetJob[GetResult]):
         super().advance()
 
     def _begin(self, request: int, first: int) -> int:
-        self._into.prepare(self._arena.array)
+        self._caller.prepare(self._arena.array)
         return super()._begin(request, first)
 
     def _get(
@@ -360,9 +320,6 @@ class GetIntoJob(GetJob[GetResult]):
             self._row_writes.begin(request, at)
         return super()._get(request, at, slots, is_again=is_again)
 
-    def _addresses(self, at: NDArray[np.intp]) -> bytes:
-        return self._region.addresses(at).tobytes() if self._region is not None and self._is_offered else b""
-
     def _take_reads(
         self,
         operation: BlockOperation,
@@ -372,7 +329,7 @@ class GetIntoJob(GetJob[GetResult]):
     ) -> tuple[NDArray[np.uint8] | DeviceMemory, NDArray[np.int64]]:
         request, at, direct = operation.request, operation.at[positions], self._runtime.direct
         if self._row_writes is not None:
-            if self._row_writes.takes_reads:
+            if self._row_writes.region.memory.takes_reads:
                 return self._row_writes.begin_reads(request, at)
             self._row_writes.forget(at)
         if self._staged is not None and direct is not None:
@@ -382,11 +339,9 @@ class GetIntoJob(GetJob[GetResult]):
             direct.tell_host_reads(self._staged.obstacle)
         return super()._take_reads(operation, positions, drives, offsets)
 
-    def _release_rows(self, region: RegionBlocks) -> None:
+    def _release_claimed(self) -> None:
         if self._row_writes is not None:
             self._late_writes = self._row_writes.end(self._when_written)
-        else:
-            super()._release_rows(region)
 
     def _when_written(self, request: int, act: Callable[[], None]) -> None:
         """Call *act* once neither drives nor the agent write for a request, in this thread or another."""
@@ -407,7 +362,7 @@ class GetIntoJob(GetJob[GetResult]):
             writes.settle(operation.at[is_settled])
 
     def _drop(self, request: int) -> None:
-        if self._into.wait():
+        if self._caller.wait():
             if self._staged is not None:
                 self._staged.end(request)
             super()._drop(request)
@@ -422,12 +377,12 @@ class GetIntoJob(GetJob[GetResult]):
         offsets: NDArray[np.int64],
         seeds: NDArray[np.uint64],
         tags: NDArray[np.uint8],
+        copy_pool: CopyPool,
         source: ProcessBlocks | None = None,
     ) -> NDArray[np.uint8]:
         region, writes, until_s = self._region, self._row_writes, self.until_s
         is_in_row = self._is_in_place or source is not None or (writes is not None and writes.has(blocks))
         if region is not None and is_in_row:
-            copy_pool = self._pool(source)
             verdicts = region.verify(blocks, seeds, tags, until_s=until_s, copy_pool=copy_pool, source=source)
             if source is not None:
                 region.wipe(blocks[verdicts != _GOOD])
@@ -436,8 +391,8 @@ class GetIntoJob(GetJob[GetResult]):
             return verdicts
         if self._staged is not None and self._staged.has(blocks):
             return self._staged.scatter(blocks, seeds, tags, until_s=until_s)
-        columns, copy_pool = (offsets, seeds, tags), self._pool(source)
-        return self._into.scatter(
+        columns = offsets, seeds, tags
+        return self._caller.scatter(
             self._arena.array, *columns, positions=blocks, until_s=until_s, copy_pool=copy_pool, source=source
         )
 
@@ -449,19 +404,15 @@ class GetViewsJob(GetJob[BlockViews]):
         super().__init__(runtime, spec)
         runtime.check_room(spec.blocks, spec.volume.slot_bytes)
         self.lengths = spec.volume.lengths(lengths, spec.blocks)
-        self._good = np.zeros(spec.blocks, np.bool_)
         self._offsets = np.zeros(spec.blocks, np.int64)
-        self._held_requests: list[int] = []
 
     def result(self) -> BlockViews:
         """Build the views; their release gives the slots back."""
         found = GetResult(*self.outcomes.encode(), self.outcomes.note)
-        if not self.has_begun:
-            return BlockViews(found, SlotLoan.nothing(self.spec.blocks))
-        hold = self._holds.new(self._release)
-        memory = self._arena.array
+        hold = self._runtime.holds.new(self._release)
+        memory, is_lent = self._arena.array, self.outcomes.states == BlockState.HIT
         return BlockViews(
-            found, SlotLoan(memory, self._offsets, self.lengths, self._good, hold, is_written=False)
+            found, SlotLoan(memory, self._offsets, self.lengths, is_lent, hold, is_written=False)
         )
 
     def close(self) -> None:
@@ -473,9 +424,8 @@ class GetViewsJob(GetJob[BlockViews]):
 
     def _release(self) -> None:
         """Give the slots back. No access to the slots may follow."""
-        for request in self._held_requests:
+        for request in self._sent:
             self._leave(request)
-        self._held_requests.clear()
 
     def _check(
         self,
@@ -483,20 +433,15 @@ class GetViewsJob(GetJob[BlockViews]):
         offsets: NDArray[np.int64],
         seeds: NDArray[np.uint64],
         tags: NDArray[np.uint8],
+        copy_pool: CopyPool,
         source: ProcessBlocks | None = None,
     ) -> NDArray[np.uint8]:
-        verdicts, memory, lengths = no_verdicts(len(blocks)), self._arena.array, self.lengths[blocks]
-        columns, copy_pool = (offsets, lengths, seeds, tags), self._pool(source)
-        for some, good in verified_slices(
-            memory, *columns, until_s=self.until_s, copy_pool=copy_pool, source=source
-        ):
-            handed_over = blocks[some][good]
-            self._offsets[handed_over] = offsets[some][good]
-            self._good[handed_over] = True
-            verdicts[some] = verdicts_of(good)
-        return verdicts
+        self._offsets[blocks] = offsets
+        columns = offsets, self.lengths[blocks], seeds, tags
+        return verdicts_in(
+            self._arena.array, *columns, until_s=self.until_s, copy_pool=copy_pool, source=source
+        )
 
     def _drop(self, request: int) -> None:
         del self._requests[request]
         self._session.forget(request)
-        self._held_requests.append(request)

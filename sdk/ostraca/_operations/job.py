@@ -30,12 +30,13 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca._connection.caller_connections import SCRATCH_BYTES
 from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._failover.connection_manager import ConnectionManager
 from ostraca._memory.arena import Arena
 from ostraca._memory.copy_pool import CopyPool
 from ostraca._memory.device_blocks import Devices
-from ostraca._memory.host_blocks import CallerBlocks, caller_blocks
+from ostraca._memory.host_blocks import CallerBlocks, HostBlocks, caller_blocks
 from ostraca._memory.inline_arena import RequestRows
 from ostraca._memory.regions import RegionBlocks, RegionRows, RegionTable
 from ostraca._memory.views import SlotHolds
@@ -64,7 +65,7 @@ from ostraca_fabric.runtime.threads import run_in_background
 from ostraca_fabric.tables.digests import tag_seeds
 from ostraca_fabric.telemetry.requests import STATES, HitWatches, Tally, tally_text, unhit_sentence
 from ostraca_fabric.wire.codec import Outcomes
-from ostraca_fabric.wire.messages import Cancel, ExtentsRead, GetExtents, Message
+from ostraca_fabric.wire.messages import Cancel, GetExtents
 
 if TYPE_CHECKING:
     from ostraca._connection.caller_connections import CallerConnection
@@ -101,6 +102,7 @@ class Meter:
     def count(self, job: Job[OperationSpec, object], took_s: float) -> None:
         """Count an ended job, which took *took_s*."""
         spec, outcomes, lengths = job.spec, job.outcomes, job.lengths
+        job.count()
         if isinstance(spec, LookupSpec) and not spec.is_counted:
             return
         record = spec.volume.record
@@ -156,6 +158,9 @@ class Runtime:
     """Whether agents of this host may read this process's memory. Any thread notes failures."""
 
     is_closed: bool = False
+    holds: SlotHolds = field(init=False)
+    """Slots held by callers, for code in the driver's thread. Made by the driver."""
+
     _pid: int = field(default_factory=os.getpid)
 
     @property
@@ -197,7 +202,6 @@ class Runtime:
         """End all parts after the session. No operation may be under way."""
         self.copy_pool.close()
         self.fetching_pool.close()
-        self.completions.close()
         self.regions.end()
         has_read = self.direct is None or self.direct.close()
         self.arena.close(is_used=not self.devices.close() or not has_read)
@@ -209,6 +213,7 @@ class Job(Generic[_Spec_co, _Result_co]):
     lengths: NDArray[np.uint32] | None = None
     """Bytes of each block, if blocks move."""
 
+    result_type: Callable[[bytes, bytes, str], _Result_co]
     ticket = Ticket(0)
     """Given by the runner."""
 
@@ -216,6 +221,9 @@ class Job(Generic[_Spec_co, _Result_co]):
     """None for the queue of completions; such jobs count against ``submitted_max``. Called once, in the
     driver's thread; must not block.
     """
+
+    memory: CallerBlocks | None = None
+    """Blocks in memory of the caller."""
 
     is_brief = False
     """Whether the caller may do the job."""
@@ -239,6 +247,8 @@ class Job(Generic[_Spec_co, _Result_co]):
         self._settings = runtime.settings
         self._first = 0
         self._requests: dict[int, BlockOperation] = {}
+        self._sent: list[int] = []
+        """All requests so far, ended ones included."""
 
     def run_at(self, connection: CallerConnection) -> bool:  # noqa: ARG002 (for brief operations)
         """Do the job in the caller's thread, in place of all other methods but ``result``.
@@ -247,33 +257,31 @@ class Job(Generic[_Spec_co, _Result_co]):
         """
         return False
 
-    def suits(self, session: AgentSession) -> bool:  # noqa: ARG002 (for brief operations)
+    def suits(self, session: AgentSession) -> bool:
         """Tell whether the caller can do the job beside this session."""
-        return True
+        return 0 < self._blocks <= blocks_per_request(session.limits, self.spec.volume.hash_bytes)
 
     def count(self) -> None:
-        """Count what only this kind of job counts, after ``run_at``. In the driver's thread."""
-
-    def forget_memory(self) -> None:
-        """Keep the caller's memory no longer, after ``run_at``."""
+        """Count what only this kind of job counts, at the end. In the driver's thread."""
 
     def accept(self) -> None:
         """Claim memory of the caller, before anything else. Raises UsageError if it is in use."""
 
-    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
+    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox) -> None:
         """Begin on a session, acquired for the job, with the volume open as *handle*.
 
         ``close`` releases the session. Without ``begin``, the caller releases the session.
         """
-        self._session, self._handle, self._mailbox, self._holds = session, handle, mailbox, holds
+        self._session, self._handle, self._mailbox = session, handle, mailbox
         self._blocks_max = blocks_per_request(session.limits, self.spec.volume.hash_bytes)
         self.has_begun = True
+        session.announce_reads(self._runtime.direct)
         if self.lacks_connection:
             self._runtime.connections.callers.want_another()
 
     def result(self) -> _Result_co:
         """Build the caller's result."""
-        raise NotImplementedError
+        return self.result_type(*self.outcomes.encode(), self.outcomes.note)
 
     @property
     def is_over(self) -> bool:
@@ -297,15 +305,7 @@ class Job(Generic[_Spec_co, _Result_co]):
             if ending is not None:
                 self._end_rest(*ending)
                 return
-            request = self._session.reserve()
-            has_begun = False
-            if request is not None:
-                try:
-                    has_begun = self._begin_next(request)
-                finally:
-                    if not has_begun and request not in self._requests:
-                        self._session.unreserve(request)
-            if not has_begun:
+            if not (self._session.has_room and self._begin_next(self._session.next_request())):
                 return
 
     def on(self, request: int, event: Event) -> None:
@@ -350,8 +350,9 @@ class Job(Generic[_Spec_co, _Result_co]):
         After an error, such as an interrupt, requests may still be under way.
         """
         for request in list(self._requests):
-            self._session.cancel(request)
+            self._session.send(Cancel(request))
             self._drop(request)
+        self._end_rest(self.spec.states.LATE, Reason.CANCELLED)
         if self.has_begun:
             self._session.release()
             del self._mailbox  # the two know each other, and would keep the caller's memory
@@ -399,31 +400,39 @@ class Job(Generic[_Spec_co, _Result_co]):
         self.outcomes.set(slice(self._first, None), state, reason)
         self._first = self._blocks
 
-    def _submit(self, operation: BlockOperation) -> int:
-        """Start a request; return the number of its blocks."""
-        request, now_s = operation.request, time.monotonic()
+    def _submit(
+        self, request: int, build: Callable[[], BlockOperation], slots: NDArray[np.int64] | None = None
+    ) -> int:
+        """Build and start a request; return the number of its blocks.
+
+        Unless sent, its slots are given back.
+        """
+        try:
+            operation = build()
+            (effect,) = operation.start(time.monotonic())
+            if isinstance(effect, Send):
+                self._session.submit(request, effect.message, self._mailbox, slots, self._rows(operation))
+                self._sent.append(request)
+                slots = None
+        finally:
+            # A copy may still use the slots, unless its end is known.
+            if slots is not None and (self.memory is None or self.memory.wait()):
+                self._arena.give(slots)
         self._requests[request] = operation
         if log.isEnabledFor(logging.DEBUG):
-            label, left_s = self._session.label(request), self.until_s - now_s
+            label, left_s = self._session.label(request), self.until_s - operation.sent_s
             log.debug(
                 "%s sent: %s of %d blocks, %.3f s to go", label, operation.name, operation.blocks, left_s
             )
-        effects = operation.start(now_s)
-        if not any(isinstance(effect, Send) for effect in effects):
-            self._session.unreserve(request)
-            self._give(operation)
-        self._do(operation, effects)
+        if not isinstance(effect, Send):  # late
+            self._do(operation, [effect])
         return operation.blocks
 
     def _do(self, operation: BlockOperation, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
-                case Send(message=Cancel()):
-                    self._session.cancel(operation.request)
-                case Send(message=ExtentsRead() as report):
-                    self._session.send(report)
                 case Send(message=message):
-                    self._send(operation, message)
+                    self._session.send(message)
                 case ReadExtents(extents=extents):
                     self._read(operation, extents)
                 case Verify():
@@ -431,24 +440,6 @@ class Job(Generic[_Spec_co, _Result_co]):
                 case Finish():
                     self._finish(operation, effect)
                     self._drop(operation.request)
-
-    def _send(self, operation: BlockOperation, message: Message) -> None:
-        """Send a request.
-
-        If encoding fails, the request is not under way, and its slots are given back.
-        """
-        try:
-            slots, rows = operation.slots, self._rows(operation)
-            self._session.submit(operation.request, message, self._mailbox, slots, rows)
-        except BaseException:
-            del self._requests[operation.request]  # ``advance`` unreserves the request
-            self._give(operation)
-            raise
-
-    def _give(self, operation: BlockOperation) -> None:
-        """Give back the slots of a request never sent."""
-        if operation.slots is not None:
-            self._arena.give(operation.slots)
 
     def _take_outcomes(self, effects: Sequence[Effect]) -> bytes:
         """Note the outcomes of all blocks after ``run_at``; return the positions to request again."""
@@ -493,7 +484,7 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
         self._region: RegionBlocks | None = None
         """Rows that this job has claimed, or will claim."""
 
-        self._has_claimed = False
+        self._has_accepted = False
         self._is_in_place = False
         """Whether this process moves blocks from and to their rows, without the arena."""
 
@@ -504,15 +495,15 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
         """Claim rows of a region."""
         if self._region is not None:
             self._region.claim()
-            self._has_claimed = True
+        self._has_accepted = True
 
-    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
+    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox) -> None:
         """Begin on a session.
 
         Blocks move in place if this process moves all of their bytes. Its own reads of drives need an arena,
         unless the region takes them: a silent drive may write long after. So may an agent.
         """
-        super().begin(session, handle, mailbox, holds)
+        super().begin(session, handle, mailbox)
         region, has_drives = self._region, self._runtime.direct is not None
         takes_all = region is not None and (region.memory.takes_reads or not has_drives)
         self._is_in_place = takes_all and session.takes_rows
@@ -521,12 +512,13 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
     def close(self) -> None:
         """Release all resources, and the claimed rows last."""
         super().close()
-        if self._region is not None and self._has_claimed:
-            self._release_rows(self._region)
+        if self._has_accepted:
+            self._release_claimed()
 
-    def _release_rows(self, region: RegionBlocks) -> None:
+    def _release_claimed(self) -> None:
         """Release the claimed rows."""
-        region.release()
+        if self._region is not None:
+            self._region.release()
 
     def _when_settled(self, request: int, act: Callable[[], None]) -> None:
         """Call *act* once the agent reads and writes nothing for a request: now, or in another thread."""
@@ -538,18 +530,29 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
         else:
             act()
 
-    def _caller_memory(self, value: object, *, argument: str, is_written: bool) -> CallerBlocks:
-        """Check the memory for the job's blocks. Raises UsageError."""
-        count, block_bytes = self.spec.blocks, self.spec.volume.record.block_bytes
+    def _use(self, value: object, *, argument: str, is_written: bool) -> None:
+        """Check and take the caller's memory for the job's blocks. Raises UsageError."""
+        count, block_bytes, devices = (
+            self.spec.blocks,
+            self.spec.volume.record.block_bytes,
+            self._runtime.devices,
+        )
         if isinstance(value, RegionRows):
-            self._region = value.blocks(
+            self.memory = self._region = value.blocks(
                 argument=argument, count=count, block_bytes=block_bytes, is_written=is_written
             )
-            return self._region
-        devices = self._runtime.devices
-        return caller_blocks(
-            value, devices, argument=argument, count=count, block_bytes=block_bytes, is_written=is_written
-        )
+        else:
+            self.memory = caller_blocks(
+                value, devices, argument=argument, count=count, block_bytes=block_bytes, is_written=is_written
+            )
+        self.lengths = self.memory.lengths
+        is_small = int(self.lengths.sum(dtype=np.int64)) <= SCRATCH_BYTES
+        self.is_brief = is_small and isinstance(self.memory, HostBlocks) and self._region is None  # no claims
+
+    @property
+    def _caller(self) -> CallerBlocks:
+        assert self.memory is not None, "the job has memory of the caller"
+        return self.memory
 
     def _rows(self, operation: BlockOperation) -> RequestRows | None:
         if self._region is None or not self._is_in_place:
@@ -566,15 +569,6 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
         """Take up to *wanted* slots."""
         with self._arena.lock:
             return self._arena.ledger.take_up_to(wanted, self._slot_bytes)
-
-    def _submit_from(self, slots: NDArray[np.int64], build: Callable[[], BlockOperation]) -> int:
-        """Build and start a request with these slots, which are given back if the request can't be built."""
-        try:
-            operation = build()
-        except BaseException:
-            self._arena.give(slots)
-            raise
-        return self._submit(operation)
 
     def _spans(self, at: NDArray[np.intp]) -> tuple[Span, ...]:
         """Return a span for each run of neighbours among the blocks *at* ascending positions."""

@@ -8,8 +8,6 @@ from typing import TypeVar
 import numpy as np
 
 from ostraca._connection.caller_connections import CallerConnection
-from ostraca._connection.session import AgentSession, Mailbox
-from ostraca._memory.views import SlotHolds
 from ostraca._operations.job import Job
 from ostraca._protocol.operations import BlockOperation, windows
 from ostraca._protocol.specs import LookupSpec, PrefetchSpec
@@ -23,25 +21,19 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 class AgentJob(Job[_Spec_co, _Result_co]):
     """Base of jobs done by the agent alone."""
 
-    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox, holds: SlotHolds) -> None:
-        """Begin on a session, and cut the chains into requests."""
-        super().begin(session, handle, mailbox, holds)
-        self._windows = {window.first: window for window in windows(self.spec.parts, self._blocks_max)}
-
     def _begin(self, request: int, first: int) -> int:
-        window = self._windows[first]
-        spans = tuple(chain.span() for chain in window.chains)
+        if not first:
+            self._windows = windows(self.spec.parts, self._blocks_max)
+        spans = tuple(chain.span() for chain in next(self._windows))
         message = self.spec.message(request, self._handle, self.until_s - time.monotonic(), spans)
-        at = np.arange(first, first + window.blocks)
-        return self._submit(BlockOperation(message, until_s=self.until_s, at=at))
+        at = np.arange(first, first + sum(map(len, spans)))
+        return self._submit(request, lambda: BlockOperation(message, until_s=self.until_s, at=at))
 
 
 class PrefetchJob(AgentJob[PrefetchSpec, PrefetchResult]):
     """Prefetch of blocks into an agent's memory."""
 
-    def result(self) -> PrefetchResult:
-        """Build the result."""
-        return PrefetchResult(*self.outcomes.encode(), self.outcomes.note)
+    result_type = PrefetchResult
 
 
 class LookupJob(AgentJob[LookupSpec, LookupResult]):
@@ -52,11 +44,11 @@ class LookupJob(AgentJob[LookupSpec, LookupResult]):
     def run_at(self, connection: CallerConnection) -> bool:
         """Ask for all blocks at once."""
         spans = tuple(chain.span() for chain in self.spec.parts if len(chain))
-        if not connection.fits(self._blocks, self.spec.volume) or len(spans) > SPANS_MAX:
+        if len(spans) > SPANS_MAX:
             return False
 
-        def start(request: int, handle: int, left_s: float) -> BlockOperation:
-            message = self.spec.message(request, handle, left_s, spans)
+        def start(request: int, handle: int) -> BlockOperation:
+            message = self.spec.message(request, handle, self.until_s - time.monotonic(), spans)
             return BlockOperation(message, until_s=self.until_s)
 
         _, effects = connection.ask(self.spec.volume, start, self.until_s)

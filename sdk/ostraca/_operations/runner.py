@@ -23,9 +23,9 @@ from typing import Any, Generic, TypeVar
 
 from ostraca._connection.dial import SIGNALS_S
 from ostraca._connection.rpc import ask
-from ostraca._memory.views import SlotHolds
+from ostraca._connection.session import AgentSession
 from ostraca._operations.completions import Ticket
-from ostraca._operations.driver import CancelJob, Driver, EndClient, RunAction
+from ostraca._operations.driver import Driver
 from ostraca._operations.job import Deliver, Job, Runtime
 from ostraca._protocol.operations import blocks_per_request, windows
 from ostraca._protocol.specs import VolumeSpec, check_batch, checked_chain, checked_chains, checked_seconds
@@ -190,11 +190,6 @@ class JobRunner:
         with self.runtime.connections.borrow_session(until_s):
             """A live session exists."""
 
-    @property
-    def holds(self) -> SlotHolds:
-        """Slots held by callers, for code in the driver's thread."""
-        return self._driver.holds
-
     def run(self, job: Job[Any, _Result]) -> _Result:
         """Run a job to its end, and return its result.
 
@@ -204,10 +199,10 @@ class JobRunner:
         call: Call[_Result] = Call()
         job.ticket, job.deliver = Ticket(next(self._tickets)), call.end
         try:
-            self._driver.post(job)
+            self._driver.begin(job)
             call.wait()
         except BaseException:
-            call.outlast(lambda: self._driver.post(CancelJob(job.ticket, call.end)))
+            call.outlast(lambda: self._driver.cancel(job.ticket, call.end))
             raise
         return call.take()
 
@@ -217,8 +212,8 @@ class JobRunner:
         is_tried = job.is_brief
         if is_tried and self.runtime.connections.callers.run(job):
             ended_s = time.monotonic()
-            post = self._driver.post if ended_s >= job.until_s else self._driver.post_later
-            post(RunAction(partial(self._count, job, ended_s), Call().end))
+            is_late = ended_s >= job.until_s
+            self._driver.run(partial(self._count, job, ended_s), Call().end, is_urgent=is_late)
             self._counts_later = True
             return job.result()
         if is_tried and self.runtime.is_closed:  # meanwhile
@@ -228,7 +223,6 @@ class JobRunner:
 
     def _count(self, job: Job[Any, Any], ended_s: float) -> None:
         """Count a job of a caller's thread. In the driver's thread."""
-        job.count()
         self.runtime.meter.count(job, ended_s - job.begun_s)
         session = self.runtime.connections.session
         if ended_s >= job.until_s and session is not None:
@@ -241,7 +235,7 @@ class JobRunner:
             return
         self._counts_later = False
         call: Call[None] = Call()
-        self._driver.post(RunAction(call.end, call.end))
+        self._driver.run(call.end, call.end)
         call.wait(SIGNALS_S)
 
     def submit(self, job: Job[Any, Any], deliver: Deliver | None = None) -> Ticket:
@@ -251,18 +245,24 @@ class JobRunner:
         """
         self.runtime.check_open()
         job.ticket, job.deliver = Ticket(next(self._tickets)), deliver
-        self._driver.post(job)
+        self._driver.begin(job)
         return job.ticket
 
     def cancel(self, ticket: Ticket) -> None:
         """Cancel a job, which still ends, soon. Never blocks."""
         self.runtime.check_process()
-        self._driver.post(CancelJob(ticket))
+        self._driver.cancel(ticket)
 
     def do(self, act: Callable[[], _Result]) -> _Result:
         """Run a short action in the driver's thread, and return its result."""
         self.runtime.check_open()
         return self.do_at_end(act)
+
+    def post(self, act: Callable[[], None]) -> None:
+        """Run a short action in the driver's thread, without a result. Never blocks."""
+        self.runtime.check_open()
+        call: Call[None] = Call()
+        self._driver.run(partial(call.run, act), call.end)
 
     def do_at_end(self, act: Callable[[], _Result]) -> _Result:
         """Run a short action as ``do``, also while the client is being closed.
@@ -271,27 +271,16 @@ class JobRunner:
         """
         self.runtime.check_process()
         call: Call[_Result] = Call()
-        self._driver.post(RunAction(partial(call.run, act), call.end))
+        self._driver.run(partial(call.run, act), call.end)
         call.wait()
         return call.take()
-
-    def post(self, act: Callable[[], None]) -> None:
-        """Run a short action in the driver's thread, without a result. Never blocks."""
-        self.runtime.check_open()
-        call: Call[None] = Call()
-        self._driver.post(RunAction(partial(call.run, act), call.end))
-
-    def run_in_thread(self, act: Callable[[], _Result]) -> _Result:
-        """Run a blocking action in a thread of its own, and return its result."""
-        self.runtime.check_open()
-        return run_in_thread(act, name="rpc")
 
     def close(self) -> None:
         """End all jobs, the connection and the arena. Repeated calls do nothing."""
         if self.runtime.is_ours:
             self._is_closed = self.runtime.is_closed = True
             call: Call[None] = Call()
-            self._driver.post(EndClient(call.end))
+            self._driver.end(call.end)
             call.wait(_CLOSE_S)
             _alive.discard(self)
 
@@ -299,7 +288,7 @@ class JobRunner:
         """End an unclosed client, with a ResourceWarning."""
         if not self._is_closed and self.runtime.is_ours:
             self._is_closed = self.runtime.is_closed = True
-            self._driver.post(EndClient())
+            self._driver.end(Call().end)
             warnings.warn(
                 f"{self._name} was dropped and not closed", ResourceWarning, stacklevel=2, source=self
             )
@@ -323,15 +312,9 @@ def open_volume(runner: JobRunner, volume: VolumeSpec, *, timeout_s: float) -> N
 
     Raises UsageError, RefusedError and ConnectError.
     """
-    until_s = _until_s(runner, timeout_s)
-    connections = runner.runtime.connections
-
-    def act() -> None:
-        with connections.borrow_session(until_s) as session:
-            connections.open_volume(session, volume, until_s)
-
+    opened = runner.runtime.connections.open_volume
     try:
-        runner.run_in_thread(act)
+        _ask(runner, timeout_s, lambda session, until_s: opened(session, volume, until_s))
     except RefusedError as error:
         if error.code == "usage":
             raise UsageError(str(error)) from error
@@ -376,8 +359,8 @@ def send_session_end(runner: JobRunner, volume: VolumeSpec, chains: Chain | Sequ
         session = connections.live
         handle = None if session is None else session.handles.get(volume.key)
         if session is not None and handle is not None:
-            for window in windows(listed, blocks_per_request(session.limits, volume.hash_bytes)):
-                session.send(EndSession(handle, tuple(chain.span() for chain in window.chains)))
+            for part in windows(listed, blocks_per_request(session.limits, volume.hash_bytes)):
+                session.send(EndSession(handle, tuple(chain.span() for chain in part)))
 
     runner.post(act)
 
@@ -386,21 +369,24 @@ def _query(
     runner: JobRunner, question: Callable[[int, float], Message], answer: type[_Answer], timeout_s: float
 ) -> _Answer:
     """Ask the agent; *question* builds the message from a request id and the remaining time."""
-    until_s = _until_s(runner, timeout_s)
-    connections = runner.runtime.connections
 
-    def act() -> _Answer:
-        with connections.borrow_session(until_s) as session:
-            return ask(
-                session,
-                lambda request: question(request, until_s - time.monotonic()),
-                answer,
-                until_s=until_s,
-            )
+    def act(session: AgentSession, until_s: float) -> _Answer:
+        return ask(
+            session, lambda request: question(request, until_s - time.monotonic()), answer, until_s=until_s
+        )
 
-    return runner.run_in_thread(act)
+    return _ask(runner, timeout_s, act)
 
 
-def _until_s(runner: JobRunner, timeout_s: float) -> float:
-    longest_s = runner.runtime.settings.deadline_s_max
-    return time.monotonic() + checked_seconds("timeout_s", timeout_s, longest_s=longest_s)
+def _ask(runner: JobRunner, timeout_s: float, act: Callable[[AgentSession, float], _Result]) -> _Result:
+    """Call *act* with a live session and the end of its time, in a thread of its own."""
+    runtime = runner.runtime
+    runtime.check_open()
+    longest_s = runtime.settings.deadline_s_max
+    until_s = time.monotonic() + checked_seconds("timeout_s", timeout_s, longest_s=longest_s)
+
+    def borrow() -> _Result:
+        with runtime.connections.borrow_session(until_s) as session:
+            return act(session, until_s)
+
+    return run_in_thread(borrow, name="rpc")

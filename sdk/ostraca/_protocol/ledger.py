@@ -100,11 +100,6 @@ class Ledger:
         )
 
     @property
-    def is_stranded(self) -> bool:
-        """Whether only a new connection can bring slots out of quarantine."""
-        return bool(self.owing_agents)
-
-    @property
     def has_waiters(self) -> bool:
         """Whether an act waits for the end of a transfer (``when_settled``)."""
         return any(entry.acts for entry in self._entries.values())

@@ -24,7 +24,6 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._protocol.own_reads import OwnRead, OwnReads
 from ostraca_fabric.errors import (
     LayoutMismatchError,
     MalformedError,
@@ -41,6 +40,7 @@ from ostraca_fabric.wire.messages import (
     Cancel,
     ConnectionLimits,
     Explained,
+    ExtentsRead,
     Failure,
     Get,
     GetDone,
@@ -87,6 +87,31 @@ def verdicts_of(good: NDArray[np.bool_]) -> NDArray[np.uint8]:
     return good + _VERDICT_OF_BAD
 
 
+class Progress(IntEnum):
+    """Progress of a block of a get, apart from the agent's answer."""
+
+    AWAITED = 0
+    LANDED = 1
+    """Delivered by the agent, and not verified."""
+
+    READING = 2
+    """Read from a drive by this worker, and not verified."""
+
+    COPYING = 3
+    """To be copied out of the agent's memory by this worker, and not verified."""
+
+    FAILED = 4
+    """Not read or copied by this worker, or damaged: to be requested again."""
+
+    LOST = 5
+    """The drive is silent: the read may still use the slot."""
+
+    DAMAGED = 6
+    """Delivered by the agent, and does not match its tag."""
+
+    GOOD = 7
+
+
 @dataclass(frozen=True, slots=True)
 class Verified:
     """Completion of a ``Verify``.
@@ -107,7 +132,7 @@ class ExtentsEnded:
     """
 
     positions: bytes
-    state: OwnRead
+    state: Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +222,8 @@ release answer ``no_arena``.
 
 # Comparing columns with an enum takes 4 us more.
 _GOOD, _DAMAGED = int(BlockVerdict.GOOD), int(BlockVerdict.DAMAGED)
+_AWAITED, _LANDED, _COPYING = int(Progress.AWAITED), int(Progress.LANDED), int(Progress.COPYING)
+_HANDED_OVER = int(Progress.GOOD)
 
 _CODES: dict[type[BlockState | PutState], bytes] = {kind: bytes(kind) for kind in (BlockState, PutState)}
 
@@ -310,12 +337,13 @@ class GetOperation(BlockOperation):
     ) -> None:
         super().__init__(message, until_s=until_s, at=at, slots=slots)
         self._is_again = message.is_again
-        self._landed, self._good, self._damaged, self._copied = np.zeros((4, self.blocks), np.bool_)
-        """Flags of the blocks. This worker copies some out of the agent's memory."""
-
+        self._progress = np.zeros(self.blocks, np.uint8)  # Progress.AWAITED
         self._answer: Outcomes | None = None
-        self._own: OwnReads | None = None
-        """Blocks that this worker reads from drives itself."""
+        self._own: NDArray[np.uint32] | None = None
+        """Positions of the blocks that this worker reads from drives itself."""
+
+        self._is_reading = False
+        """Whether some of these reads have not ended: the agent is told of the end of all, for its pins."""
 
     def _on_answer(self, event: Event, now_s: float) -> list[Effect]:
         match event:
@@ -345,31 +373,36 @@ class GetOperation(BlockOperation):
         places = codec.u64(news.places, len(found) if is_copied else 0)
         if is_copied and self._is_again:
             raise MalformedError("places in memory for blocks that the agent must deliver")
-        is_known = self._landed[found]
-        if self._own is not None:
-            is_known |= self._own.is_mine(found)
+        is_new = self._progress[found] == _AWAITED
         verify = Verify(news.positions, news.tags, news.places)
-        if np.count_nonzero(is_known):
-            found = found[~is_known]
-            copied = places[~is_known].tobytes() if is_copied else b""
-            verify = Verify(found.tobytes(), tags[~is_known].tobytes(), copied)
-        self._landed[found] = True
-        if is_copied:
-            self._copied[found] = True
+        if np.count_nonzero(is_new) < len(found):
+            found = found[is_new]
+            copied = places[is_new].tobytes() if is_copied else b""
+            verify = Verify(found.tobytes(), tags[is_new].tobytes(), copied)
+        self._progress[found] = _COPYING if is_copied else _LANDED
         return [verify] if len(found) and now_s < self._until_s else []
 
     def _on_extents(self, extents: GetExtents, now_s: float) -> list[Effect]:
         if self._is_again or self._own is not None:
             raise MalformedError("a second GetExtents for blocks")
-        self._own = OwnReads(extents, self._landed)
+        positions = codec.positions(extents.positions, self.blocks)
+        count = len(positions)
+        codec.u32(extents.drives, count)
+        codec.u64(extents.offsets, count)
+        tags = codec.rows16(extents.tags, count)
+        if not count or not codec.are_distinct(positions) or self._progress[positions].any():
+            raise MalformedError("GetExtents without blocks, or with blocks that were named before")
+        self._own, self._own_tags = np.sort(positions), np.zeros((self.blocks, codec.TAG_BYTES), np.uint8)
+        self._own_tags[positions] = tags
+        self._progress[positions] = Progress.READING
+        self._is_reading = True
         return [] if now_s >= self._until_s else [ReadExtents(extents)]
 
     def _on_read(self, ended: ExtentsEnded) -> list[Effect]:
-        assert self._own is not None, "reads follow GetExtents"
         positions = codec.positions(ended.positions, self.blocks)
-        if ended.state is OwnRead.READING:
-            return [Verify(ended.positions, self._own.tags(positions).tobytes())]
-        self._own.end(positions, ended.state)
+        if ended.state is Progress.READING:
+            return [Verify(ended.positions, self._own_tags[positions].tobytes())]
+        self._progress[positions] = ended.state
         return self._report_reads() + self._conclude()
 
     def _on_verified(self, verified: Verified) -> None:
@@ -377,38 +410,34 @@ class GetOperation(BlockOperation):
         found = codec.positions(verified.positions, self.blocks)
         verdicts = codec.u8(verified.verdicts, len(found))
         is_good = verdicts == _GOOD
-        self._good[found[is_good]] = True
-        if self._own is not None:
-            is_mine = self._own.is_mine(found)
-            self._own.end(found[is_mine & is_good], OwnRead.VERIFIED)
-            self._own.end(found[is_mine & ~is_good], OwnRead.FAILED)
-        if verified.verdicts.count(_DAMAGED):
-            damaged = found[verdicts == _DAMAGED]
-            is_delivered = ~self._copied[damaged]
-            if self._own is not None:
-                is_delivered &= ~self._own.is_mine(damaged)
-            self._damaged[damaged[is_delivered]] = True
+        if verified.verdicts.count(_GOOD) < len(found):
+            is_landed = self._progress[found] == _LANDED
+            self._progress[found[~is_good & ~is_landed]] = Progress.FAILED
+            self._progress[found[is_landed & (verdicts == _DAMAGED)]] = Progress.DAMAGED
+        self._progress[found[is_good]] = _HANDED_OVER
 
     def _report_reads(self) -> list[Effect]:
         """Report the end of all own reads to the agent, once."""
-        report = None if self._own is None else self._own.report(self.request)
-        return [] if report is None else [Send(report)]
+        if self._own is None or not self._is_reading:
+            return []
+        own = self._progress[self._own]
+        self._is_reading = bool((own == Progress.READING).any())
+        good, failed = (self._own[own == each].tobytes() for each in (Progress.GOOD, Progress.FAILED))
+        return [] if self._is_reading else [Send(ExtentsRead(self.request, good, failed))]
 
     def _conclude(self) -> list[Effect]:
         """End with the agent's answer and the results of the verification, once both are there."""
-        own = self._own
-        if self._answer is None or (own is not None and not own.is_over):
+        if self._answer is None or self._is_reading:
             return []
-        if np.count_nonzero(self._good) == self.blocks:  # the usual end
+        progress = self._progress
+        if np.count_nonzero(progress == _HANDED_OVER) == self.blocks:  # the usual end
             return [Finish(Outcomes.filled(self.blocks, BlockState.HIT))]
         outcomes = self._answer.copy()
-        claimed = (outcomes.states == BlockState.HIT) & ~self._good
-        outcomes.set(claimed & ~self._landed, BlockState.MISS, Reason.TRANSFER_FAILED)
-        outcomes.set(claimed & self._landed, BlockState.LATE, Reason.DEADLINE)
-        failed = self._copied & ~self._good
-        if own is not None:
-            failed |= own.are(OwnRead.FAILED)
-            outcomes.set(own.are(OwnRead.LOST), BlockState.MISS, Reason.DRIVE_SUSPECT)
+        is_claimed = outcomes.states == BlockState.HIT
+        outcomes.set(is_claimed & (progress == _AWAITED), BlockState.MISS, Reason.TRANSFER_FAILED)
+        outcomes.set(is_claimed & (progress == _LANDED), BlockState.LATE, Reason.DEADLINE)
+        outcomes.set(progress == Progress.LOST, BlockState.MISS, Reason.DRIVE_SUSPECT)
+        failed = (progress == _COPYING) | (progress == Progress.FAILED)
         outcomes.set(failed, BlockState.LATE, Reason.DEADLINE)
         return [self._with_verdicts(outcomes, again=np.flatnonzero(failed).astype(codec.U32).tobytes())]
 
@@ -417,8 +446,8 @@ class GetOperation(BlockOperation):
         return self._with_verdicts(Outcomes.filled(self.blocks, state, reason, note))
 
     def _with_verdicts(self, outcomes: Outcomes, again: bytes = b"") -> Finish:
-        outcomes.set(self._damaged, BlockState.MISS, Reason.DAMAGED)
-        outcomes.set(self._good, BlockState.HIT)
+        outcomes.set(self._progress == Progress.DAMAGED, BlockState.MISS, Reason.DAMAGED)
+        outcomes.set(self._progress == _HANDED_OVER, BlockState.HIT)
         return Finish(outcomes, again)
 
 
@@ -431,15 +460,6 @@ _COLUMN_BYTES = 4 + 8 + 16 + 5
 """Bytes per block: length, slot, tag, and the count of a stripe unit with a single block."""
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Blocks ``first`` to ``first + blocks`` of a batch, as slices of its chains."""
-
-    first: int
-    blocks: int
-    chains: tuple[Chain, ...]
-
-
 def blocks_per_request(limits: ConnectionLimits, hash_bytes: int) -> int:
     """Return the number of blocks that always fit one request; at least 1.
 
@@ -449,25 +469,23 @@ def blocks_per_request(limits: ConnectionLimits, hash_bytes: int) -> int:
     return max(1, min(limits.blocks_max, (limits.frame_bytes_max - _MESSAGE_BYTES) // per_block))
 
 
-def windows(chains: Sequence[Chain], blocks_max: int) -> Iterator[Window]:
-    """Cut chains, laid end to end, into windows.
+def windows(chains: Sequence[Chain], blocks_max: int) -> Iterator[tuple[Chain, ...]]:
+    """Cut chains, laid end to end, into windows, in order.
 
     A window has at most *blocks_max* blocks and SPANS_MAX chains.
     """
     part: list[Chain] = []
-    first, room = 0, blocks_max
+    room = blocks_max
     for chain in chains:
         begin = 0
         while begin < len(chain):
-            taken = min(room, len(chain) - begin)
-            part.append(chain[begin : begin + taken])
-            begin, room = begin + taken, room - taken
+            part.append(chain[begin : begin + room])
+            begin, room = begin + len(part[-1]), room - len(part[-1])
             if not room or len(part) == SPANS_MAX:
-                blocks = blocks_max - room
-                yield Window(first, blocks, tuple(part))
-                first, part, room = first + blocks, [], blocks_max
+                yield tuple(part)
+                part, room = [], blocks_max
     if part:
-        yield Window(first, blocks_max - room, tuple(part))
+        yield tuple(part)
 
 
 _FIRST_SHARE = 32

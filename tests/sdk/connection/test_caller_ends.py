@@ -25,6 +25,7 @@ from ostraca._connection.caller_connections import (
     CallerConnection,
 )
 from ostraca._connection.session import AgentSession
+from ostraca._memory.host_blocks import CallerBlocks
 from ostraca._operations.driver import _LATER_MAX
 from ostraca_fabric.wire.messages import (
     Leaving,
@@ -119,6 +120,7 @@ class Acting:
     act: Callable[[], object]
     is_for_memory: bool = False
     lacks_connection: bool = False
+    memory: CallerBlocks | None = None
     connection: CallerConnection | None = None
 
     def suits(self, _: AgentSession) -> bool:

@@ -161,10 +161,10 @@ def test_dropped_views_end_though_no_operation_follows(client: ostraca.Client) -
     chain, _ = stored(volume, 4)
     views = volume.get_views(chain, lengths=BLOCK_BYTES, deadline_s=FAR_S)
     await_idle_driver(client)
-    assert client._runner._driver.holds._requests
+    assert client._runtime.holds._held
     del views
     until_s = time.monotonic() + FAR_S
-    while client._runner._driver.holds._requests:
+    while client._runtime.holds._held:
         assert time.monotonic() < until_s
         time.sleep(0.01)  # nothing tells
 

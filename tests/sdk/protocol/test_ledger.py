@@ -44,7 +44,7 @@ class Books:
 
     @property
     def is_stranded(self) -> bool:
-        return self.ledger.is_stranded
+        return bool(self.ledger.owing_agents)
 
     @property
     def quarantined(self) -> int:

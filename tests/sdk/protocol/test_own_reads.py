@@ -26,19 +26,19 @@ from ostraca._protocol.operations import (
     ExtentsEnded,
     Finish,
     GetOperation,
+    Progress,
     ReadExtents,
     Send,
     Ticked,
     Verified,
     Verify,
 )
-from ostraca._protocol.own_reads import OwnRead
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Cancel, ExtentsRead, GetDone, GetExtents, GetProgress
 
-READ, FAILED, LOST = OwnRead.READING, OwnRead.FAILED, OwnRead.LOST
+READ, FAILED, LOST = Progress.READING, Progress.FAILED, Progress.LOST
 
 
 def extents(*positions: int) -> GetExtents:

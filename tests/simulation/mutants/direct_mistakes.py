@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,8 +14,7 @@ from tests.simulation.fabric.world import agent_memory
 from tests.simulation.mutants.mistakes import _change
 
 from ostraca._direct.direct_reader import DirectReader
-from ostraca._protocol.operations import Effect, Finish, GetOperation
-from ostraca._protocol.own_reads import OwnRead, OwnReads
+from ostraca._protocol.operations import Effect, ExtentsEnded, Finish, GetOperation, Progress
 from ostraca_dpu_agent.datapath.flash_io import ReadPlan
 from ostraca_dpu_agent.datapath.get import GetRun
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Pins
@@ -62,13 +62,13 @@ def slots_under_own_reads_never_come_back() -> None:
 
 
 def what_is_lost_is_asked_for_again() -> None:
-    are = OwnReads.are
+    on_read = GetOperation._on_read
 
-    def mistaken(self: OwnReads, state: OwnRead) -> Any:
-        is_lost = are(self, OwnRead.LOST) if state is OwnRead.FAILED else np.False_
-        return are(self, state) | is_lost
+    def mistaken(self: GetOperation, ended: ExtentsEnded) -> list[Effect]:
+        is_lost = ended.state is Progress.LOST
+        return on_read(self, replace(ended, state=Progress.FAILED) if is_lost else ended)
 
-    _change(OwnReads, "are", mistaken)
+    _change(GetOperation, "_on_read", mistaken)
 
 
 def what_failed_is_left_to_nobody() -> None:
@@ -84,12 +84,9 @@ def a_get_ends_before_its_own_reads() -> None:
     conclude = GetOperation._conclude
 
     def hasty(self: GetOperation) -> list[Effect]:
-        own, was_over = self._own, self._own is not None and self._own.is_over
-        if own is not None:
-            own.is_over = True
+        was_reading, self._is_reading = self._is_reading, False
         effects = conclude(self)
-        if own is not None:
-            own.is_over = was_over
+        self._is_reading = was_reading
         return effects
 
     _change(GetOperation, "_conclude", hasty)

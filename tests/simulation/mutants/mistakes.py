@@ -15,7 +15,7 @@ from tests.simulation.fabric.world import worker
 from tests.simulation.shard import test_oracle as shard_scenes
 
 from ostraca._protocol.ledger import Ledger
-from ostraca._protocol.operations import GetOperation
+from ostraca._protocol.operations import GetOperation, Progress
 from ostraca_dpu_agent.adapters.transports.inline_transport import InlinePeer
 from ostraca_dpu_agent.controller import epoch_retirement, recovery, served_shard
 from ostraca_dpu_agent.controller.claim_validity import ClaimValidity
@@ -71,7 +71,7 @@ def hits_on_the_agents_word() -> None:
 
     def trusting(self: GetOperation) -> Any:
         if self._answer is not None:
-            self._good |= self._answer.states == 1
+            self._progress[self._answer.states == 1] = Progress.GOOD
         return concluded(self)
 
     _change(GetOperation, "_conclude", trusting)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,19 +64,19 @@ def test_the_agent_fetches_a_window_of_a_put_while_the_next_is_gathered(
     host: FabricThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_fetched, fetched_early = threading.Event(), list[bool]()
-    answer, fill = AgentSession._answer, PutFromJob._fill
+    answer, fill = AgentSession._answer, PutFromJob._tags
 
     def answering(session: AgentSession, fetch: Fetch) -> None:
         answer(session, fetch)
         is_fetched.set()
 
-    def filling(job: PutFromJob, first: int, wanted: int) -> object:
-        if first:
+    def filling(job: PutFromJob, at: NDArray[np.intp], *columns: Any) -> Any:
+        if at[0]:
             fetched_early.append(is_fetched.wait(10))
-        return fill(job, first, wanted)
+        return fill(job, at, *columns)
 
     monkeypatch.setattr(AgentSession, "_answer", answering)
-    monkeypatch.setattr(PutFromJob, "_fill", filling)
+    monkeypatch.setattr(PutFromJob, "_tags", filling)
     monkeypatch.setattr("ostraca._connection.io_loop._LED_S", 60.0)
     with host.connect(replace(SMALL, put_window_bytes=BLOCKS // 2 * BLOCK_BYTES)) as client:
         volume = volume_of(client)

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from tests.simulation.fabric.world.drives import FABRIC, Drives
 from tests.support.simulated.virtual_hosts import VirtualHost, outside, running_host
 
-from ostraca._direct.direct_reader import DirectReader, ReadState, _ReaderDrive
+from ostraca._direct.direct_reader import DirectReader, _ReaderDrive
 from ostraca._direct.host_drives import HostDrive
-from ostraca._protocol.operations import ExtentsEnded
-from ostraca._protocol.own_reads import OwnRead
+from ostraca._protocol.operations import ExtentsEnded, Progress
 from ostraca.settings import ClientSettings
 from ostraca_fabric.drives.io_engine import IoEnd, IoOperation
 from ostraca_fabric.model.extent import whole_pages
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from ostraca_fabric.model.ids import DriveId
     from ostraca_fabric.wire.messages import GetExtents
 
-_STATES = {"READ": OwnRead.READING, "FAILED": OwnRead.FAILED, "LOST": OwnRead.LOST}
+_TOLD = {Progress.READING: "read", Progress.FAILED: "failed", Progress.LOST: "lost"}
 SLOW_S = 0.2
 """Reads that take longer make a get late."""
 
@@ -315,11 +314,11 @@ class OwnGet:
         ended = partial(self._ended, positions)
         reader.read(self._request, drives, offsets, self._slots[positions], lengths, ended)
 
-    def _ended(self, positions: NDArray[np.uint32], rows: NDArray[np.intp], state: ReadState) -> None:
-        self._reader.happened[f"blocks {state.value} directly"] += len(rows)
+    def _ended(self, positions: NDArray[np.uint32], rows: NDArray[np.intp], state: Progress) -> None:
+        self._reader.happened[f"blocks {_TOLD[state]} directly"] += len(rows)
         self.is_slow |= asyncio.get_running_loop().time() > self._began_s + SLOW_S
-        if state is not ReadState.LOST:
+        if state is not Progress.LOST:
             self.unread -= set(positions[rows].tolist())
-        if state is ReadState.READ:
+        if state is Progress.READING:
             self.read_ones |= set(positions[rows].tolist())
-        self._deliver(self._request, ExtentsEnded(positions[rows].tobytes(), _STATES[state.name]))
+        self._deliver(self._request, ExtentsEnded(positions[rows].tobytes(), state))

@@ -145,7 +145,7 @@ class Links:
             self._link.connection.abort()
             self.lost(self._link)
             self._link = None
-        if self._ledger.is_stranded:
+        if self._ledger.owing_agents:
             self._arena.renew()
         for _ in self._addresses:
             address = self._addresses[self._first % len(self._addresses)]
