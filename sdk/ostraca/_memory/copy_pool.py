@@ -5,8 +5,9 @@ wave at block boundaries into shares. The driver and every free helper take shar
 left. When time runs out, the processed blocks are therefore mostly the front of the wave: the most valuable
 part of a prefix. The owner never waits for a busy helper, only for shares under way.
 
-**Ends.** ``share`` returns or raises, an interrupt included, only when no thread works on the wave any more.
-The slots and the caller's memory then belong to their owners again.
+**Ends.** ``share`` returns or raises only when no thread works on the wave any more. The slots and the
+caller's memory then belong to their owners again. An owner with helpers is the driver, in whose thread no
+handler of signals raises.
 """
 
 from __future__ import annotations

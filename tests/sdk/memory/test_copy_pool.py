@@ -6,7 +6,6 @@ import contextlib
 import errno
 import gc
 import os
-import signal
 import threading
 import time
 import weakref
@@ -388,30 +387,6 @@ def test_what_a_helpers_share_raises_is_raised_by_the_owner_and_the_rest_is_left
             assert len(done) <= 2, "its own, and one it may have taken before it heard"
         failed.set()
         copy_pool.share(sizes(SHARE_BYTES), done.append)
-
-
-def test_interrupts_wait_until_helpers_have_ended() -> None:
-    def interrupt() -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    def interrupt_again_and_let_go() -> None:
-        for _ in range(3):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.01)
-        work.may_end.set()
-
-    work = Held(interrupt)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    again = threading.Timer(0.05, interrupt_again_and_let_go)
-    again.start()
-    try:
-        with copy_pool_of(2) as copy_pool:
-            with pytest.raises(KeyboardInterrupt):
-                copy_pool.share(sizes(*[SHARE_BYTES] * 4), work)
-            assert work.ended == 1
-    finally:
-        again.join()
-        signal.signal(signal.SIGINT, before)
 
 
 def test_a_wave_does_not_wait_for_helpers_that_are_busy_with_another() -> None:
