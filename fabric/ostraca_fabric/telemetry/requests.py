@@ -371,7 +371,7 @@ class EventRing:
             self._write()
 
     def _write(self) -> None:
-        """Write pending events into the ring: one write takes as long as that of a single request."""
+        """Write pending events into the ring, which takes no longer than the write of a single event."""
         if not self._pending:
             return
         at_s, labels, kinds, keys, states, reasons = zip(*self._pending, strict=True)
