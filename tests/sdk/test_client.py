@@ -357,6 +357,20 @@ def test_views_are_not_released_under_an_array(client: ostraca.Client, volume: o
     views.release()
 
 
+def test_views_that_end_with_an_error_under_an_array_leave_the_arena_to_the_array(
+    volume: ostraca.Volume,
+) -> None:
+    chain = volume.chain(hashes(1))
+    volume.put(chain, source=[b"a" * 100], deadline_s=FAR_S)
+    with pytest.raises(KeyError), volume.get_views(chain, lengths=100, deadline_s=FAR_S) as views:
+        kept = np.frombuffer(views[0], np.uint8)  # type: ignore[arg-type]  # a HIT is not None
+        raise KeyError
+    assert kept.tobytes() == b"a" * 100
+    assert views._loan._memory.nbytes == 0
+    with pytest.raises(ostraca.UsageError, match="released"):
+        _ = views[0]
+
+
 def test_a_view_is_made_when_it_is_asked_for_and_is_the_same_one_each_time(volume: ostraca.Volume) -> None:
     chain = volume.chain(hashes(3))
     volume.put(chain, source=[b"a" * 100, b"b" * 100, b"c" * 100], deadline_s=FAR_S)

@@ -133,10 +133,10 @@ class CallerConnection:
     ) -> tuple[BlockOperation, list[Effect]]:
         """Start an operation; return the operation, and the effects of its answer: none for the driver.
 
-        *start* takes the request's id and the volume's handle. *meanwhile* is called
-        while the agent works. Without an answer by *until_s*, on the monotonic clock, the connection is
-        closed, as it is after an answer that another message follows. Raises RefusedError as the operation,
-        OSError for a lost connection, and ProtocolError.
+        *start* takes the request's id and the volume's handle. *meanwhile* is called while the agent works.
+        Without an answer by *until_s*, on the monotonic clock, the connection is closed, as it is after an
+        answer that another message follows. Raises RefusedError as the operation, OSError for a lost
+        connection, and ProtocolError.
         """
         handle = self._handle(volume, until_s)
         now_s = time.monotonic()

@@ -226,6 +226,7 @@ class AgentSession:
         with self._arena.lock:
             self._is_retired = True
             is_over = self._is_over
+        self._loop.wake()  # whose thread drives the transport from now on
         if is_over:
             self._cut_off()
 
@@ -297,7 +298,7 @@ class AgentSession:
             self._inflight.add(request)
         self._loop.send([frame])
         if self._end.needs_progress and (self._is_retired or (is_first and self._loop.is_led)):
-            self._loop.wake()  # the reading thread sleeps without progress while no slots are in use
+            self._loop.wake()  # the thread that reads sleeps without progress while no slots are in use
 
     def wait(self, reader: Reader[_Item], *, until_s: float) -> _Item | None:
         """Return the next item of *reader*, as ``Waiters.wait``."""

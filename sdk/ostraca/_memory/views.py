@@ -171,6 +171,7 @@ class SlotLoan:
     def drop(self) -> None:
         """Make no more views, and leave the slots to live ones."""
         self._is_revoked, self._views, self._hold = True, {}, None
+        self._memory = np.empty(0, np.uint8)
 
 
 class _LoanHolder:

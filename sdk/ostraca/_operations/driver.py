@@ -77,10 +77,10 @@ class Item:
     """Never raises. Returns the job that may go on, if any."""
 
     refuse: Callable[[], object] = _nothing
-    """Called instead after the driver's end."""
+    """Called instead at the driver's end and after."""
 
-    ends: bool = False
-    """Whether slots or requests may come free: done even while the driver ends."""
+    frees_room: bool = False
+    """Whether slots or requests may come free: done at the driver's end as well."""
 
 
 class Inbox(Generic[_Entry]):
@@ -140,7 +140,7 @@ class _JobMailbox:
 
     def put(self, item: tuple[int, Event], /) -> None:
         """Take an event of a request; from any thread."""
-        self.reader.put_news(Item(partial(self.process, *item), ends=True))
+        self.reader.put_news(Item(partial(self.process, *item), frees_room=True))
 
 
 class Driver:
@@ -151,8 +151,8 @@ class Driver:
         self._runtime = runtime
         self._connections = runtime.connections
         self._submitted_max = submitted_max
-        self._inbox: Inbox[Item] = Inbox(Item(_nothing, ends=True))
-        runtime.holds = SlotHolds(partial(Item, ends=True), self._inbox.put, self._inbox.items)
+        self._inbox: Inbox[Item] = Inbox(Item(_nothing, frees_room=True))
+        runtime.holds = SlotHolds(partial(Item, frees_room=True), self._inbox.put, self._inbox.items)
         self._to_connect: SimpleQueue[Job[Any, Any]] = SimpleQueue()
         self._opening = BackgroundTask(
             "dial",
@@ -189,7 +189,7 @@ class Driver:
 
     def cancel(self, ticket: Ticket, end: End = _nothing) -> None:
         """Cancel a job, which is still delivered, soon; for an unknown ticket, call *end*."""
-        self._post(Item(partial(self._cancel, ticket, end), end, ends=True))
+        self._post(Item(partial(self._cancel, ticket, end), end, frees_room=True))
 
     def run(self, act: Callable[[], None], end: End, *, is_urgent: bool = True) -> None:
         """Run a short action, which never raises, or call *end* with the error of a refusal.
@@ -205,7 +205,7 @@ class Driver:
         """
         if self._thread.ident is None:
             self._finish()
-        self._post(Item(partial(self._closing.append, end), end, ends=True))
+        self._post(Item(partial(self._closing.append, end), end, frees_room=True))
 
     def _post(self, item: Item, *, is_urgent: bool = True) -> None:
         """Take over an item. Never blocks. After the driver's end, the item is refused in this thread."""
@@ -251,16 +251,25 @@ class Driver:
     # In the thread beside the driver's.
 
     def _open_next(self) -> None:
-        job = self._to_connect.get()
+        try:
+            job = self._to_connect.get_nowait()
+        except Empty:
+            return  # the driver has ended
         if time.monotonic() >= job.until_s:
             return  # ended by the driver already
         try:
             opened = self._connections.find_volume(job.spec.volume, job.until_s)
         except Exception as error:  # noqa: BLE001 (handed to the submitter of the job)
-            self._inbox.put(Item(partial(self._begin_opened, job, error=error)))
+            self._post(Item(partial(self._begin_opened, job, error=error)))
         else:
             refuse = _nothing if opened is None else opened[0].release
-            self._inbox.put(Item(partial(self._begin_opened, job, opened), refuse))
+            self._post(Item(partial(self._begin_opened, job, opened), refuse))
+
+    def _forget_unopened(self) -> None:
+        """Forget jobs that no thread connects any more: the queue would keep callers' memory."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._to_connect.get_nowait()
 
     # In the driver's thread.
 
@@ -279,7 +288,7 @@ class Driver:
             job = None if item is None else item.act()
             if job is not None and job.ticket in self._active:
                 self._go_on(job)
-            if self._starved and (item is None or item.ends):
+            if self._starved and (item is None or item.frees_room):
                 self._feed()
             self._end_late()
             item = job = None  # keep no caller's memory during the next wait
@@ -295,6 +304,7 @@ class Driver:
             log.critical("the client could not be closed whole", exc_info=True)
         finally:
             self._is_over = True
+            self._forget_unopened()
             for job in list(self._active.values()):
                 self._deliver(job, None, ClosedError("the client's driver failed: connect again"))
             self._refuse_all()
@@ -304,7 +314,7 @@ class Driver:
     def _end_jobs(self) -> None:
         """Let jobs notice the lost session, and end jobs that never began."""
         for item in self._queued_items():
-            (item.act if item.ends else item.refuse)()
+            (item.act if item.frees_room else item.refuse)()
         for job in list(self._active.values()):
             self._go_on(job)
         for job in list(self._active.values()):
@@ -351,6 +361,7 @@ class Driver:
         else:
             self._to_connect.put(job)
             if not self._opening.start():
+                self._forget_unopened()
                 job.decline(Reason.OVERLOADED, _NO_THREADS)
         return job
 
@@ -429,6 +440,7 @@ class Driver:
         result = None
         try:
             job.close()
+            job.count()
             if error is None:
                 self._runtime.meter.count(job, time.monotonic() - job.begun_s)
                 result = job.result()

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca._connection.caller_connections import ALONE, CallerConnection
-from ostraca._connection.session import AgentSession
+from ostraca._connection.session import AgentSession, Mailbox
 from ostraca._memory.copy_pool import CopyPool, verdicts_in
 from ostraca._memory.device_blocks import COPY_FAILED, DeviceBlocks
 from ostraca._memory.row_writes import RowWrites
@@ -70,6 +70,11 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         self._extents: dict[int, GetExtents] = {}
         """Extents that this worker reads itself, by request."""
 
+    def begin(self, session: AgentSession, handle: int, mailbox: Mailbox) -> None:
+        """Begin on a session, whose agent is told what this worker reads itself."""
+        super().begin(session, handle, mailbox)
+        session.announce_reads(self._runtime.direct)
+
     def _check(
         self,
         blocks: NDArray[np.int64],
@@ -120,7 +125,6 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
     ) -> int:
         """Request the blocks *at* ascending positions into *slots*; return their number."""
         spans = self._spans(at)
-
         self._submit(
             request,
             lambda: self._operation(request, self._handle, at, spans, slots, is_again=is_again),
@@ -269,7 +273,6 @@ class GetIntoJob(GetJob[GetResult]):
         if reader is None or not reader.is_usable:
             return False
         at, spans = np.arange(self._blocks), (self.spec.chain.span(),)
-
         slots = np.zeros(self._blocks, np.int64)
         seeds: list[NDArray[np.uint64]] = []
         operation, effects = connection.ask(

@@ -102,7 +102,6 @@ class Meter:
     def count(self, job: Job[OperationSpec, object], took_s: float) -> None:
         """Count an ended job, which took *took_s*."""
         spec, outcomes, lengths = job.spec, job.outcomes, job.lengths
-        job.count()
         if isinstance(spec, LookupSpec) and not spec.is_counted:
             return
         record = spec.volume.record
@@ -270,12 +269,12 @@ class Job(Generic[_Spec_co, _Result_co]):
     def begin(self, session: AgentSession, handle: int, mailbox: Mailbox) -> None:
         """Begin on a session, acquired for the job, with the volume open as *handle*.
 
-        ``close`` releases the session. Without ``begin``, the caller releases the session.
+        ``close`` releases the session. Without ``begin``, the caller releases the session. A job that its
+        caller could have done wishes for a connection.
         """
         self._session, self._handle, self._mailbox = session, handle, mailbox
         self._blocks_max = blocks_per_request(session.limits, self.spec.volume.hash_bytes)
         self.has_begun = True
-        session.announce_reads(self._runtime.direct)
         if self.lacks_connection:
             self._runtime.connections.callers.want_another()
 

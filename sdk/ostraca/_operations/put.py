@@ -179,7 +179,7 @@ class PutFromJob(PutJob):
 class PutSlotsJob(PutJob):
     """Put of blocks already in leased slots. The lease is over, whatever the outcome of the job.
 
-    A begun job owns the slots, and gives unsent slots back.
+    An accepted job owns the slots, and gives unsent slots back.
     """
 
     def __init__(self, runtime: Runtime, spec: PutSpec, lease: SlotLease) -> None:

@@ -223,6 +223,7 @@ class JobRunner:
 
     def _count(self, job: Job[Any, Any], ended_s: float) -> None:
         """Count a job of a caller's thread. In the driver's thread."""
+        job.count()
         self.runtime.meter.count(job, ended_s - job.begun_s)
         session = self.runtime.connections.session
         if ended_s >= job.until_s and session is not None:

@@ -11,7 +11,7 @@ only by the agent are in quarantine. No timeout ends a quarantine; these events 
 - a report of the same start of the agent, over a new connection, that no transfer of earlier connections is
   under way.
 
-For the last two, the arena's ends must be renewed before the dial (``is_stranded``), or the ends offered by
+For the last two, the arena's ends must be renewed before the dial (``owing_agents``), or the ends offered by
 the lost connection cut off. Data received by an old end and not yet processed could still land otherwise.
 
 Request ids are never reused in a client's life. Each request belongs to the connection that sent it; a

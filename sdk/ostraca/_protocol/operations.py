@@ -109,7 +109,7 @@ class Progress(IntEnum):
     DAMAGED = 6
     """Delivered by the agent, and does not match its tag."""
 
-    GOOD = 7
+    VERIFIED = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +223,7 @@ release answer ``no_arena``.
 # Comparing columns with an enum takes 4 us more.
 _GOOD, _DAMAGED = int(BlockVerdict.GOOD), int(BlockVerdict.DAMAGED)
 _AWAITED, _LANDED, _COPYING = int(Progress.AWAITED), int(Progress.LANDED), int(Progress.COPYING)
-_HANDED_OVER = int(Progress.GOOD)
+_VERIFIED = int(Progress.VERIFIED)
 
 _CODES: dict[type[BlockState | PutState], bytes] = {kind: bytes(kind) for kind in (BlockState, PutState)}
 
@@ -414,7 +414,7 @@ class GetOperation(BlockOperation):
             is_landed = self._progress[found] == _LANDED
             self._progress[found[~is_good & ~is_landed]] = Progress.FAILED
             self._progress[found[is_landed & (verdicts == _DAMAGED)]] = Progress.DAMAGED
-        self._progress[found[is_good]] = _HANDED_OVER
+        self._progress[found[is_good]] = _VERIFIED
 
     def _report_reads(self) -> list[Effect]:
         """Report the end of all own reads to the agent, once."""
@@ -422,7 +422,7 @@ class GetOperation(BlockOperation):
             return []
         own = self._progress[self._own]
         self._is_reading = bool((own == Progress.READING).any())
-        good, failed = (self._own[own == each].tobytes() for each in (Progress.GOOD, Progress.FAILED))
+        good, failed = (self._own[own == each].tobytes() for each in (Progress.VERIFIED, Progress.FAILED))
         return [] if self._is_reading else [Send(ExtentsRead(self.request, good, failed))]
 
     def _conclude(self) -> list[Effect]:
@@ -430,7 +430,7 @@ class GetOperation(BlockOperation):
         if self._answer is None or self._is_reading:
             return []
         progress = self._progress
-        if np.count_nonzero(progress == _HANDED_OVER) == self.blocks:  # the usual end
+        if np.count_nonzero(progress == _VERIFIED) == self.blocks:  # the usual end
             return [Finish(Outcomes.filled(self.blocks, BlockState.HIT))]
         outcomes = self._answer.copy()
         is_claimed = outcomes.states == BlockState.HIT
@@ -447,7 +447,7 @@ class GetOperation(BlockOperation):
 
     def _with_verdicts(self, outcomes: Outcomes, again: bytes = b"") -> Finish:
         outcomes.set(self._progress == Progress.DAMAGED, BlockState.MISS, Reason.DAMAGED)
-        outcomes.set(self._progress == _HANDED_OVER, BlockState.HIT)
+        outcomes.set(self._progress == _VERIFIED, BlockState.HIT)
         return Finish(outcomes, again)
 
 

@@ -131,9 +131,6 @@ class Acting:
         self.act()
         return True
 
-    def forget_memory(self) -> None:
-        """Hold none."""
-
 
 def test_a_connection_that_comes_back_after_the_end_is_closed(host: CallerHost) -> None:
     host.open()

@@ -20,7 +20,7 @@ from tests.support.simulated.stuck_memory import StuckMemory
 
 import ostraca
 from ostraca._direct.direct_reader import DirectReader, Rows
-from ostraca._protocol.operations import Progress as ReadState
+from ostraca._protocol.operations import Progress
 from ostraca.client_metrics import DirectCounters
 from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEngine
 from ostraca_fabric.errors import MalformedError
@@ -38,17 +38,17 @@ class Receiver:
     def __init__(self, reader: DirectReader) -> None:
         self._reader = reader
         self._news = threading.Condition()
-        self.states: list[tuple[int, ReadState]] = []
+        self.states: list[tuple[int, Progress]] = []
         self.threads: set[str] = set()
 
-    def __call__(self, rows: Rows, state: ReadState) -> None:
+    def __call__(self, rows: Rows, state: Progress) -> None:
         self._reader.announced()  # takes the reader's lock
         with self._news:
             self.states += [(row, state) for row in rows.tolist()]
             self.threads.add(threading.current_thread().name)
             self._news.notify_all()
 
-    def wait(self, count: int) -> list[ReadState]:
+    def wait(self, count: int) -> list[Progress]:
         """Wait for *count* rows; return their states in order of the rows."""
         with self._news:
             assert self._news.wait_for(lambda: len(self.states) >= count, FAR_S)
@@ -134,7 +134,7 @@ def test_blocks_of_several_drives_come_to_their_places(tmp_path: Path, mode: str
         receiver = Receiver(reader)
         reader.check(numbers, offsets, lengths)
         reader.read(5, numbers, offsets, targets, lengths.astype(np.uint32), receiver)
-        assert receiver.wait(count) == [ReadState.READING] * count
+        assert receiver.wait(count) == [Progress.READING] * count
         wait_read(reader, 5)
         assert reader.version == 0
         assert reader.counters == DirectCounters(blocks_read=count, bytes_read=int(lengths.sum()))
@@ -154,7 +154,7 @@ def test_a_drive_cut_short_fails_some_blocks_and_is_suspended_for_a_while(
         os.truncate(path, 100 * PAGE_BYTES)
         receiver, later = Receiver(reader), Receiver(reader)
         read_pages(reader, receiver, 200, 10, 98, 99, 100)
-        good, bad = ReadState.READING, ReadState.FAILED
+        good, bad = Progress.READING, Progress.FAILED
         assert receiver.wait(5)[:2] == [bad, good]
         assert receiver.wait(5)[4] == bad
         assert receiver.threads == {"ostraca-direct"}
@@ -176,12 +176,12 @@ def test_a_suspended_drive_is_read_again_later(tmp_path: Path) -> None:
         os.truncate(path, PAGE_BYTES)
         failed, read = Receiver(reader), Receiver(reader)
         read_pages(reader, failed, 7)
-        assert failed.wait(1) == [ReadState.FAILED]
+        assert failed.wait(1) == [Progress.FAILED]
         path.write_bytes(content)
         until(lambda: reader.version == 2)
         assert reader.announced() == ((FABRIC, "shelf/drive"),)
         read_pages(reader, read, 7)
-        assert read.wait(1) == [ReadState.READING]
+        assert read.wait(1) == [Progress.READING]
 
 
 def test_reads_of_a_silent_drive_are_lost_and_their_memory_is_in_use_until_the_real_end(
@@ -200,10 +200,10 @@ def test_reads_of_a_silent_drive_are_lost_and_their_memory_is_in_use_until_the_r
         reader.read(1, drives_of(*[0] * 12), offsets, offsets, lengths, receiver)
         ended = threading.Event()
         reader.when_read(1, ended.set)
-        assert receiver.wait(12) == [ReadState.LOST] * 12
+        assert receiver.wait(12) == [Progress.LOST] * 12
         assert reader.announced() == ((FABRIC, ""),)
         read_pages(reader, refused, 1, request=2)
-        assert refused.states == [(0, ReadState.FAILED)]
+        assert refused.states == [(0, Progress.FAILED)]
         reader.when_read(2, lambda: acts.append("refused"))
         assert acts == ["before", "refused"], "at once, with nothing under way"
         busy_s = time.process_time()
@@ -214,7 +214,7 @@ def test_reads_of_a_silent_drive_are_lost_and_their_memory_is_in_use_until_the_r
         assert ended.wait(FAR_S)
         until(lambda: reader.version == 2)
         assert reader.announced() == ((FABRIC, "shelf/drive"),)
-        assert receiver.wait(12) == [ReadState.LOST] * 12, "reported once"
+        assert receiver.wait(12) == [Progress.LOST] * 12, "reported once"
         assert reader.counters == DirectCounters(blocks_failed=1, blocks_lost=12)
     [line] = [record.getMessage() for record in caplog.records]
     assert "is not read directly for 0.05 s: 3 reads without an end for 0.05 s" in line
@@ -235,7 +235,7 @@ def test_a_drive_with_wrong_bytes_is_suspended_for_a_while(
         assert reader.announced() == ((FABRIC, "shelf/drive"),)
         receiver = Receiver(reader)
         read_pages(reader, receiver, 1)
-        assert receiver.wait(1) == [ReadState.READING]
+        assert receiver.wait(1) == [Progress.READING]
     [line] = [record.getMessage() for record in caplog.records]
     assert "is not read directly for 0.05 s: blocks there do not match their tags" in line
 
@@ -253,8 +253,8 @@ def test_a_drive_is_silent_only_after_its_last_end(tmp_path: Path) -> None:
         assert not threading.Event().wait(silent_s / 8)
         released_s = time.monotonic()
         memory.release_first(PAGE_BYTES)
-        assert first.wait(1) == [ReadState.READING]
-        assert second.wait(1) == [ReadState.LOST]
+        assert first.wait(1) == [Progress.READING]
+        assert second.wait(1) == [Progress.LOST]
         assert time.monotonic() - released_s >= silent_s
         memory.release()
 
@@ -266,10 +266,10 @@ def test_a_reader_with_reads_under_way_does_not_close(tmp_path: Path) -> None:
         read_pages(reader, receiver, 1)
         assert not reader.close(SILENT_S)
         read_pages(reader, refused, 1)
-        assert refused.states == [(0, ReadState.FAILED)], "no new reads"
+        assert refused.states == [(0, Progress.FAILED)], "no new reads"
         assert not receiver.states
         memory.release()
-        assert receiver.wait(1) == [ReadState.READING]
+        assert receiver.wait(1) == [Progress.READING]
         assert reader.close(FAR_S)
 
 
@@ -285,7 +285,7 @@ def test_the_end_closes_drives_and_threads(tmp_path: Path, mode: str) -> None:
     assert reader.close()
     refused = Receiver(reader)
     read_pages(reader, refused, 1)
-    assert refused.states == [(0, ReadState.FAILED)]
+    assert refused.states == [(0, Progress.FAILED)]
     until(lambda: resources() == before)
 
 
@@ -329,7 +329,7 @@ def test_memory_outside_of_the_arena_is_refused(tmp_path: Path) -> None:
     with reader_of(tmp_path, arena()) as reader:
         receiver = Receiver(reader)
         reader.read(1, drives_of(0), places(0), np.array([ARENA_BYTES]), places(1), receiver)
-        assert receiver.states == [(0, ReadState.FAILED)]
+        assert receiver.states == [(0, Progress.FAILED)]
         wait_read(reader)
         assert reader.version == 0
 
@@ -348,7 +348,7 @@ def test_other_memory_takes_blocks_and_is_let_go_before_their_end(tmp_path: Path
         memory = np.frombuffer(mapped, np.uint8)
         refused = Receiver(reader)
         reader.read(1, drives_of(0), places(7), places(4), places(1), refused, memory=memory)
-        assert refused.states == [(0, ReadState.FAILED)], "beyond that memory"
+        assert refused.states == [(0, Progress.FAILED)], "beyond that memory"
         reader.read(2, drives_of(0), places(7), places(1), places(1), close, memory=memory)
         del memory
         assert closed.wait(FAR_S)
@@ -367,14 +367,14 @@ def test_a_receiver_that_fails_stops_no_other(tmp_path: Path, caplog: pytest.Log
         reader.when_read(1, fail)
         wait_read(reader)
         read_pages(reader, receiver, 1)
-        assert receiver.wait(1) == [ReadState.READING]
+        assert receiver.wait(1) == [Progress.READING]
     assert caplog.text.count("a receiver of direct reads failed") == 2
 
 
 def test_without_drives_there_is_no_thread_and_every_block_is_malformed(tmp_path: Path) -> None:
     before = threading.active_count()
     with reader_of(tmp_path, arena()) as reader:
-        assert (reader.announced(), range(0), threading.active_count()) == ((), range(0), before)
+        assert (reader.announced(), threading.active_count()) == ((), before)
         with pytest.raises(MalformedError):
             reader.check(drives_of(0), places(0), places(1))
         read_pages(reader, Receiver(reader))

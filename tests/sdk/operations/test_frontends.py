@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import select
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -384,6 +387,29 @@ def test_closing_the_client_ends_what_was_submitted(agent: ScriptedAgent) -> Non
     assert client.fileno() == -1
     with pytest.raises(ostraca.ClosedError):
         volume.submit_get(chain, into=memory, deadline_s=FAR_S)
+
+
+@pytest.mark.parametrize("has_threads", [True, False])
+def test_a_closed_client_keeps_no_memory_of_gets_that_waited_for_a_connection(
+    agent: ScriptedAgent, *, has_threads: bool
+) -> None:
+    client = ostraca.connect(agent.address, settings=SETTINGS)
+    volume = opened(client)
+    chain, memory = volume.chain(hashes(2)), [somewhere(2) for _ in range(3)]
+    agent.script = {OpenVolume: silent}
+    lose(client, agent.connections.get(timeout=FAR_S))
+    with contextlib.nullcontext() if has_threads else no_thread_to_be_had("ostraca-dial"):
+        for into in memory:
+            volume.submit_get(chain, into=into, deadline_s=FAR_S)
+        if has_threads:
+            client.close()
+        done = client.take_completions() if has_threads else take(client, 3)
+    assert len(done) == 3
+    kept = [weakref.ref(into) for into in memory]
+    del into, memory
+    gc.collect()
+    assert [each() for each in kept] == [None] * 3
+    client.close()
 
 
 def test_a_lost_connection_ends_what_was_submitted_and_the_next_one_dials_again(

@@ -71,7 +71,7 @@ def hits_on_the_agents_word() -> None:
 
     def trusting(self: GetOperation) -> Any:
         if self._answer is not None:
-            self._progress[self._answer.states == 1] = Progress.GOOD
+            self._progress[self._answer.states == 1] = Progress.VERIFIED
         return concluded(self)
 
     _change(GetOperation, "_conclude", trusting)
