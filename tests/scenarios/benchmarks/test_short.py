@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 ROWS = {
     "get_from_dram": ["D1", "D1c", "D1p", "D1m", "D1mc", "D1mp", "D1mv", "D1mr", "D1nv", "D1nr"],
     "get_from_flash": ["D2", "D2", "D2", "D2", "D2", "D2", "D2"],
-    "get_from_fast_flash": ["D2f"],
+    "get_from_fast_flash": ["D2f", "D2f"],
     "put_staged": ["D3", "D3", "D3m", "D3m", "D3n", "D6p"],
     "put_committed": ["D4", "D4"] if unavailable_reason() else ["D4", "D4", "D4"],
     "lookup": ["D5", "D5"],
