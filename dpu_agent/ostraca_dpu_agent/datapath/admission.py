@@ -18,10 +18,9 @@ only in a queue's speed.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from math import exp2
 from typing import Final
 from weakref import WeakKeyDictionary
@@ -63,8 +62,7 @@ class LoadQueue:
         self._ended_s = 0.0
         self._is_start = False
         # Sums over measurements (starts, MiB, seconds) of pairwise products.
-        self._starts = self._cross = self._squares = 0.0
-        self._starts_s = self._squares_s = 0.0
+        self._sums = [0.0] * 5
 
     def begin(self, now_s: float, load_bytes: int) -> None:
         """Count a load at its start."""
@@ -76,11 +74,8 @@ class LoadQueue:
         """Count and measure the end of a load."""
         took_s = max(0.0, now_s - self._since_s)
         start, size = float(self._is_start), load_bytes / _MIB
-        self._starts = self._starts * _KEPT + start
-        self._cross = self._cross * _KEPT + start * size
-        self._squares = self._squares * _KEPT + size * size
-        self._starts_s = self._starts_s * _KEPT + start * took_s
-        self._squares_s = self._squares_s * _KEPT + size * took_s
+        products = (start, start * size, size * size, start * took_s, size * took_s)
+        self._sums = [kept * _KEPT + new for kept, new in zip(self._sums, products, strict=True)]
         self.active_bytes -= load_bytes
         self._since_s, self._ended_s, self._is_start = now_s, now_s, False
 
@@ -104,29 +99,17 @@ class LoadQueue:
 
         Neither is negative.
         """
-        starts = self._starts * (1 + _PULL) + _TINY
-        squares = self._squares + self._starts * _PULL + _TINY
-        first = (self._starts_s * squares - self._squares_s * self._cross) / (
-            starts * squares - self._cross * self._cross
-        )
-        each = (self._squares_s - self._cross * first) / squares
+        begun, cross, sizes, starts_s, squares_s = self._sums
+        starts = begun * (1 + _PULL) + _TINY
+        squares = sizes + begun * _PULL + _TINY
+        first = (starts_s * squares - squares_s * cross) / (starts * squares - cross * cross)
+        each = (squares_s - cross * first) / squares
         if first < 0:
-            first, each = 0.0, self._squares_s / squares
+            first, each = 0.0, squares_s / squares
         elif each < 0:
-            first, each = self._starts_s / starts, 0.0
+            first, each = starts_s / starts, 0.0
         faded = exp2(-max(0.0, now_s - self._ended_s) / _FADE_S)
         return first * faded, each * faded / _MIB
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Blocks of a request to load."""
-
-    by_drive: Mapping[DriveId, int]
-    """Bytes to read per drive; cached blocks are read from none."""
-
-    load_bytes: int
-    """Bytes to move to the worker."""
 
 
 class LatencyEstimator:
@@ -147,31 +130,39 @@ class LatencyEstimator:
         """Return the queue to a worker, kept as long as the worker."""
         return self._worker_queues.setdefault(worker, LoadQueue())
 
-    def estimate_s(self, now_s: float, load: Load, worker_queue: LoadQueue, *, own_bytes: int = 0) -> float:
-        """Return the estimated duration of a load admitted now.
+    def estimate_s(
+        self,
+        now_s: float,
+        by_drive: Mapping[DriveId, int],
+        load_bytes: int,
+        worker_queue: LoadQueue,
+        *,
+        own_bytes: int = 0,
+    ) -> float:
+        """Return the estimated duration of a load admitted now: bytes to read per drive, and bytes to move.
 
         Reading and moving overlap except for one wave. *own_bytes* in *worker_queue* belong to the
         same request and are not waited for.
         """
-        move_s = worker_queue.serve_s(now_s, load.load_bytes)
+        move_s = worker_queue.serve_s(now_s, load_bytes)
         own_s = worker_queue.serve_s(now_s, own_bytes)
-        alone = min(1.0, self._wave_bytes / load.load_bytes) if load.load_bytes else 1.0
+        alone = min(1.0, self._wave_bytes / load_bytes) if load_bytes else 1.0
         takes_s = max(0.0, worker_queue.wait_s(now_s) - own_s) + move_s
-        for drive, read_bytes in load.by_drive.items():
+        for drive, read_bytes in by_drive.items():
             queue = self.drives[drive]
             read_s = queue.serve_s(now_s, read_bytes)
             longer_s, shorter_s = max(read_s, move_s), min(read_s, move_s)
             takes_s = max(takes_s, queue.wait_s(now_s) + longer_s + alone * shorter_s)
         return takes_s
 
-    def slowest(self, now_s: float, load: Load) -> DriveId:
+    def slowest(self, now_s: float, by_drive: Mapping[DriveId, int]) -> DriveId:
         """Return the drive with the longest wait for a load."""
 
         def takes_s(drive: DriveId) -> float:
             queue = self.drives[drive]
-            return queue.wait_s(now_s) + queue.serve_s(now_s, load.by_drive[drive])
+            return queue.wait_s(now_s) + queue.serve_s(now_s, by_drive[drive])
 
-        return max(load.by_drive, key=takes_s)
+        return max(by_drive, key=takes_s)
 
     def compare(self, estimate_s: float, took_s: float) -> None:
         """Compare the duration of an admitted load with its estimate."""
@@ -180,39 +171,6 @@ class LatencyEstimator:
         counters.estimated_s += estimate_s
         counters.took_s += took_s
         counters.error_s += abs(took_s - estimate_s)
-
-
-class Booking:
-    """Bookings of an admitted request not yet started; later loads wait."""
-
-    def __init__(self) -> None:
-        """Begin without bookings."""
-        self._left: defaultdict[LoadQueue, int] = defaultdict(int)
-
-    def __bool__(self) -> bool:
-        """Return whether there are bookings."""
-        return bool(self._left)
-
-    def add(self, queue: LoadQueue, load_bytes: int) -> None:
-        """Book an admitted load."""
-        self._left[queue] += load_bytes
-        queue.waiting_bytes += load_bytes
-
-    def of(self, queue: LoadQueue) -> int:
-        """Return the bytes booked on a queue."""
-        return self._left.get(queue, 0)
-
-    def take(self, queue: LoadQueue, load_bytes: int) -> None:
-        """Remove started bytes, at most the booked bytes."""
-        taken = min(load_bytes, self._left[queue])
-        self._left[queue] -= taken
-        queue.waiting_bytes -= taken
-
-    def close(self) -> None:
-        """Remove all remaining bookings."""
-        for queue, left in self._left.items():
-            queue.waiting_bytes -= left
-        self._left.clear()
 
 
 class GetAdmission:
@@ -237,7 +195,9 @@ class GetAdmission:
         self._blocks = blocks
         self._bytes_of = bytes_of
         self._recompute_s = recompute_s
-        self._booking = Booking()
+        self._booked: Counter[LoadQueue] = Counter()
+        """Bytes of admitted loads not yet started; later loads wait for them."""
+
         self._is_over = False
         self._moving_bytes = 0
         self._estimated: tuple[float, float] | None = None
@@ -250,12 +210,12 @@ class GetAdmission:
         """
         if waves == 1 and not self._recompute_s > 0:
             return True
-        load = Load({}, self._bytes_of(np.flatnonzero(is_here)))
+        load_bytes = self._bytes_of(np.flatnonzero(is_here))
         with self._estimator.lock:
-            if self._worth_s(int(np.count_nonzero(is_here)), load) is None:
+            if self._worth_s(int(np.count_nonzero(is_here)), {}, load_bytes) is None:
                 return False
             if waves > 1:
-                self._booking.add(self._worker_queue, load.load_bytes)
+                self._book(self._worker_queue, load_bytes)
             return True
 
     def admit(
@@ -269,45 +229,45 @@ class GetAdmission:
         if len(positions) <= at_once and not self._recompute_s > 0:
             return positions
         with self._estimator.lock:
-            load = Load(locations.bytes_by_drive(positions), self._bytes_of(positions))
-            estimate_s = self._worth_s(len(positions), load)
-            while estimate_s is None:
-                if len(load.by_drive) <= 1:
-                    return positions[:0]
-                slowest = self._estimator.slowest(self._clock(), load)
-                positions = np.concatenate(
-                    [its for drive, its in locations.by_drive(positions) if drive != slowest]
+            while (
+                estimate_s := self._worth_s(
+                    len(positions),
+                    by_drive := locations.bytes_by_drive(positions),
+                    load_bytes := self._bytes_of(positions),
                 )
-                positions.sort()
-                load = Load(locations.bytes_by_drive(positions), self._bytes_of(positions))
-                estimate_s = self._worth_s(len(positions), load)
+            ) is None:
+                if len(by_drive) <= 1:
+                    return positions[:0]
+                slowest = self._estimator.slowest(self._clock(), by_drive)
+                others = [its for drive, its in locations.by_drive(positions) if drive != slowest]
+                positions = np.sort(np.concatenate(others))
             if self._recompute_s > 0:
                 self._estimated = self._clock(), estimate_s
-            if len(positions) > at_once or len(load.by_drive) > 1:
-                self._booking.add(self._worker_queue, load.load_bytes)
-                for drive, read_bytes in load.by_drive.items():
-                    self._booking.add(self._estimator.drives[drive], read_bytes)
+            if len(positions) > at_once or len(by_drive) > 1:
+                self._book(self._worker_queue, load_bytes)
+                for drive, read_bytes in by_drive.items():
+                    self._book(self._estimator.drives[drive], read_bytes)
             return positions
 
     def start_read(self, drive: DriveId, lengths: NDArray[np.uint32]) -> None:
         """Remove a started read from the bookings."""
-        if self._booking:
+        if self._booked:
             with self._estimator.lock:
-                self._booking.take(self._estimator.drives[drive], int(lengths.sum()))
+                self._book(self._estimator.drives[drive], -int(lengths.sum()))
 
     def start_move(self, at_s: float, positions: NDArray[np.intp]) -> None:
         """Count a move started at *at_s*. Call in any thread."""
         moved_bytes = self._bytes_of(positions)
         with self._estimator.lock:
             if not self._is_over:
-                self._booking.take(self._worker_queue, moved_bytes)
+                self._book(self._worker_queue, -moved_bytes)
                 self._worker_queue.begin(at_s, moved_bytes)
                 self._moving_bytes += moved_bytes
 
     def cancel_move(self, positions: NDArray[np.intp]) -> None:
         """Remove moves that will not happen from the bookings."""
         with self._estimator.lock:
-            self._booking.take(self._worker_queue, self._bytes_of(positions))
+            self._book(self._worker_queue, -self._bytes_of(positions))
 
     def end_move(self, at_s: float, positions: NDArray[np.intp]) -> None:
         """Measure a move that has ended at *at_s*, with any result. Call in any thread."""
@@ -320,7 +280,7 @@ class GetAdmission:
     def leave_to_worker(self, locations: BlockLocations, positions: NDArray[np.intp]) -> None:
         """Remove blocks that the worker reads itself from the bookings and the estimate."""
         self._estimated = None
-        if self._booking:
+        if self._booked:
             for drive, its in locations.by_drive(positions):
                 self.start_read(drive, locations.lengths[its])
             self.cancel_move(positions)
@@ -337,12 +297,22 @@ class GetAdmission:
         with self._estimator.lock:
             self._is_over = True
             self._worker_queue.abandon(self._moving_bytes)
-            self._booking.close()
+            for queue, booked in self._booked.items():
+                queue.waiting_bytes -= booked
+            self._booked.clear()
 
-    def _worth_s(self, blocks: int, load: Load) -> float | None:
+    def _book(self, queue: LoadQueue, more_bytes: int) -> None:
+        """Book bytes of an admitted load, or, below zero, remove started bytes, at most the booked bytes."""
+        more_bytes = max(more_bytes, -self._booked[queue])
+        self._booked[queue] += more_bytes
+        queue.waiting_bytes += more_bytes
+
+    def _worth_s(self, blocks: int, by_drive: Mapping[DriveId, int], load_bytes: int) -> float | None:
         """Return the estimated time of a load; None if recomputing is faster."""
         if not self._recompute_s > 0:
             return 0.0
-        own_bytes = self._booking.of(self._worker_queue) + self._moving_bytes
-        estimate_s = self._estimator.estimate_s(self._clock(), load, self._worker_queue, own_bytes=own_bytes)
+        own_bytes = self._booked[self._worker_queue] + self._moving_bytes
+        estimate_s = self._estimator.estimate_s(
+            self._clock(), by_drive, load_bytes, self._worker_queue, own_bytes=own_bytes
+        )
         return None if estimate_s > self._recompute_s * blocks / self._blocks else estimate_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -82,16 +83,13 @@ class Commits:
 
     def _send(self) -> None:
         begun, self._begun = self._begun, []
-        messages: list[tuple[AgentId, list[_ShardPart]]] = []
-        open_of: dict[AgentId, tuple[list[_ShardPart], int]] = {}
+        messages: defaultdict[tuple[AgentId, int], list[_ShardPart]] = defaultdict(list)
+        blocks: Counter[AgentId] = Counter()
         for part in begun:
-            parts, blocks = open_of.get(part.target.owner, ([], _BLOCKS_MAX))
-            if blocks >= _BLOCKS_MAX:
-                parts, blocks = [], 0
-                messages.append((part.target.owner, parts))
-            parts.append(part)
-            open_of[part.target.owner] = parts, blocks + len(part.numbers)
-        for owner, parts in messages:
+            owner = part.target.owner
+            messages[owner, blocks[owner] // _BLOCKS_MAX].append(part)
+            blocks[owner] += len(part.numbers)
+        for (owner, _), parts in messages.items():
             self._tasks.spawn(self._commit_at(owner, parts))
 
     async def _commit_at(self, owner: AgentId, parts: Sequence[_ShardPart]) -> None:

@@ -113,8 +113,7 @@ class DataPath:
         """Load blocks into the worker's arena. Raises as ``_serve``."""
         if request.in_memory and self.switch(volume) is not Switch.ON:
             raise RefusedError("not_in_memory", "blocks of this volume are not served now: use an arena")
-        if self.names.is_kept:
-            self.names.record(volume, request.spans)
+        self.names.record(volume, request.spans)
         stopped = worker.stopped(request.request)
         if request.in_memory:
             run = partial(get_in_memory, self.context, worker, volume, request)
@@ -130,8 +129,7 @@ class DataPath:
 
     async def put(self, worker: WorkerConnection, volume: ServedVolume, request: Put) -> PutDone:
         """Store blocks from the worker's arena."""
-        if self.names.is_kept:
-            self.names.record(volume, request.spans)
+        self.names.record(volume, request.spans)
         return await self._serve(
             worker,
             volume,
@@ -238,18 +236,18 @@ class DataPath:
         """
         operation, switch, record = _operation(request), self.switch(volume), volume.record
         if switch is Switch.OFF:
-            return self._decline_by_switch(operation, volume, request, Reason.SWITCHED_OFF)  # type: ignore[no-any-return]  # as ``_OPERATIONS`` says
+            return self._decline(operation, volume, request, Reason.SWITCHED_OFF, is_recorded=True)  # type: ignore[no-any-return]  # as ``_OPERATIONS`` says
         if not self._incarnations.is_served(record):
-            return self._decline(operation, request, Reason.STALE_VOLUME)  # type: ignore[no-any-return]  # as above
+            return self._decline(operation, volume, request, Reason.STALE_VOLUME)  # type: ignore[no-any-return]  # as above
         charged_bytes = self._charge(operation, volume, request)
         if charged_bytes is None:
-            return self._decline(operation, request, Reason.QUOTA)  # type: ignore[no-any-return]  # as above
+            return self._decline(operation, volume, request, Reason.QUOTA)  # type: ignore[no-any-return]  # as above
         answer: _T | None = None
         self._incarnations.begin_use(record)
         try:
             if switch is Switch.SHADOW and shadow is not None:
                 shadow()
-                answer = self._decline_by_switch(operation, volume, request, Reason.SHADOWED)
+                answer = self._decline(operation, volume, request, Reason.SHADOWED, is_recorded=True)
             else:
                 answer = await self._execute(operation, holder, request, stopped, run)
                 if operation not in (_PREFETCH, _RECHECK):
@@ -306,20 +304,23 @@ class DataPath:
             sentence = unhit_sentence(name, put_blocks=watch.put_blocks, asked_blocks=watch.asked_blocks)
             log.warning("No hits in %s", sentence)
 
-    def _decline(self, operation: _Operation, request: BlockRequest, reason: Reason) -> Any:  # noqa: ANN401 (the answer to it)
-        outcomes = self.context.counters.decline(operation.name, sum(map(len, request.spans)), reason)
-        return operation.done(request.request, *outcomes.encode())
-
-    def _decline_by_switch(
-        self, operation: _Operation, volume: ServedVolume, request: BlockRequest, reason: Reason
+    def _decline(
+        self,
+        operation: _Operation,
+        volume: ServedVolume,
+        request: BlockRequest,
+        reason: Reason,
+        *,
+        is_recorded: bool = False,
     ) -> Any:  # noqa: ANN401 (the answer to it)
-        """Decline a request at once, as an operator has ordered."""
-        if operation is _RECHECK:
-            return self._decline(operation, request, reason)
-        keys = derive_keys(volume.secret, request.spans)
-        outcomes = Outcomes.filled(len(keys), STATES[operation.name]["DECLINED"], reason)
-        self.context.record(operation.name, keys, outcomes)
-        self.context.counters.tallies[operation.name].timed(0.0)
+        """Decline a request at once; an order of an operator *is_recorded* for each block."""
+        if is_recorded and operation is not _RECHECK:
+            keys = derive_keys(volume.secret, request.spans)
+            outcomes = Outcomes.filled(len(keys), STATES[operation.name]["DECLINED"], reason)
+            self.context.record(operation.name, keys, outcomes)
+            self.context.counters.tallies[operation.name].timed(0.0)
+        else:
+            outcomes = self.context.counters.decline(operation.name, sum(map(len, request.spans)), reason)
         return operation.done(request.request, *outcomes.encode())
 
     def _is_served_here(self, request: BlockRequest) -> bool:

@@ -6,7 +6,8 @@ blocks. Other news goes to ``Delivery.note``. The event loop alone decides outco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,6 +33,7 @@ class GetAnswer:
     deadline: Deadline
     admission: GetAdmission
     outcomes: Outcomes
+    hits_on: Counter[str]
     undecided: int
     """Blocks without a final outcome."""
 
@@ -68,8 +70,8 @@ class Delivery:
     tags: NDArray[np.uint8]
     """Shape (n, 16)."""
 
-    count_hits: Callable[[int], None]
-    """Counts delivered blocks."""
+    source: str
+    """Where the blocks were found, as in ``hits_on``."""
 
     told: list[NDArray[np.intp]] = field(default_factory=list)
     """Rows of delivered blocks known to the worker, and not yet decided."""
@@ -95,20 +97,14 @@ class Delivery:
         lost, rows = _rows(news, TransferEnd.FAILED), _rows(news, TransferEnd.DONE)
         if len(lost):
             answer.decide(self.positions[lost], BlockState.MISS, Reason.TRANSFER_FAILED)
-        delivered = self._at([*self.told, rows])
+        delivered = self.positions[np.concatenate((*self.told, rows))]
         self.told.clear()
         if len(delivered):
             answer.decide(delivered, BlockState.HIT, Reason.NONE)
-            self.count_hits(len(delivered))
+            answer.hits_on[self.source] += len(delivered)
         if len(rows):
             report = answer.last_waves.append if is_last or not answer.undecided else answer.worker.send
             report(self._progress(rows))
-
-    def _at(self, parts: Sequence[NDArray[np.intp]]) -> NDArray[np.intp]:
-        """Return the positions of rows; all of them if there are as many rows."""
-        if sum(map(len, parts)) == len(self.positions):
-            return self.positions
-        return self.positions[parts[0] if len(parts) == 1 else np.concatenate((NO_POSITIONS, *parts))]
 
     def _progress(self, rows: NDArray[np.intp]) -> GetProgress:
         positions = self.positions[rows].astype(codec.U32).tobytes()

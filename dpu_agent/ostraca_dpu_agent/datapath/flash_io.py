@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -21,10 +21,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.admission import LatencyEstimator, LoadQueue
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations
-from ostraca_dpu_agent.datapath.staging.leases import StagingLease
-from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_fabric.model.extent import Pieces, whole_pages
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Reason
@@ -35,15 +32,6 @@ from ostraca_fabric.tables.digests import GOOD, TagCheck
 _Wave = TypeVar("_Wave")
 
 _BegunWrite = tuple[Pieces, asyncio.Future[NDArray[np.bool_]]]
-
-_PROGRESSES = 4
-"""Times that the progress of a read is told: each costs the event loop a turn."""
-
-_OF_ENDED = np.array([Reason.DRIVE_ERROR, Reason.NONE, Reason.DAMAGED], np.uint8)
-"""Reason of a block by the ``PieceState`` at the end of the read."""
-
-_OF_ABANDONED = np.array([Reason.DRIVE_SUSPECT, Reason.NONE, Reason.DAMAGED], np.uint8)
-"""The same, by the state when the drive was given up."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,17 +45,11 @@ class DriveIO:
     is_abandoned: bool = False
     """Whether its user continued without this I/O, which may still run."""
 
-    def is_over(self) -> bool:
-        """Return whether the I/O has ended, or abandon the I/O with its drive."""
-        if self.is_abandoned or self.ends.done():
-            return True
-        self.is_abandoned = self.given_up is not None and self.given_up.done()
-        return self.is_abandoned
-
     async def wait(self) -> None:
-        """Wait until the I/O has ended or is abandoned by the drive."""
-        while not self.is_over():
-            await (until_done(self.ends) if self.given_up is None else until_done(self.ends, self.given_up))
+        """Wait until the I/O has ended, or abandon it with its drive. Call once."""
+        given_up = () if self.given_up is None else (self.given_up,)
+        await until_done(self.ends, *given_up)
+        self.is_abandoned = not self.ends.done()
 
 
 class WriteQueue:
@@ -137,20 +119,15 @@ class PartRead(DriveIO):
     """Read of a part of a plan."""
 
     check: TagCheck = field(kw_only=True)
+    why: Reason = Reason.DRIVE_ERROR
+    """Why blocks are not read, at the end."""
 
     states: NDArray[np.uint8] = field(init=False)
-    """A ``PieceState`` per block; later blocks of an abandoned read do not count."""
+    """A ``PieceState`` per block, which the drive changes until all are read."""
 
     def __post_init__(self) -> None:
         """Begin with the states that the drive changes."""
         self.states = self.check.states
-
-    def is_over(self) -> bool:
-        """Return whether the read is over."""
-        was_abandoned, is_over = self.is_abandoned, DriveIO.is_over(self)
-        if self.is_abandoned and not was_abandoned:
-            self.states = self.states.copy()
-        return is_over
 
     @property
     def is_good(self) -> bool:
@@ -162,7 +139,8 @@ class PartRead(DriveIO):
 
         Other reasons are DRIVE_ERROR, DRIVE_SUSPECT and DAMAGED.
         """
-        return (_OF_ABANDONED if self.is_abandoned else _OF_ENDED)[self.states]
+        why = Reason.DRIVE_SUSPECT if self.is_abandoned else self.why
+        return np.array([why, Reason.NONE, Reason.DAMAGED], np.uint8)[self.states]
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,65 +209,6 @@ class ReadPlan:
             locations.tags[order],
             queues,
         )
-
-
-class PartReader:
-    """Reader of located blocks into leased slots."""
-
-    def __init__(
-        self,
-        staging: Staging,
-        drives: Mapping[DriveId, Drive],
-        estimator: LatencyEstimator,
-        clock: Callable[[], float],
-    ) -> None:
-        """Read from *drives*, and report the duration of reads to *estimator*.
-
-        The controller keeps *drives* current.
-        """
-        self._staging = staging
-        self._drives = drives
-        self._estimator = estimator
-        self._clock = clock
-
-    def begin(
-        self,
-        plan: ReadPlan,
-        drive_id: DriveId,
-        part: slice,
-        lease: StagingLease,
-        *,
-        tells_progress: bool = False,
-    ) -> PartRead | Reason:
-        """Begin to read a part of a plan into the lease's slots, in order.
-
-        Returns the reason if the drive reads nothing now. With *tells_progress*, listeners of the read's
-        check are told about progress.
-        """
-        drive, lengths = self._drives.get(drive_id), plan.lengths[part]
-        if drive is None:
-            return Reason.DRIVE_ERROR
-        if drive.refuses_reads:
-            return Reason.DRIVE_SUSPECT
-        pieces = Pieces(self._staging.array, lease.offsets, plan.drive_offsets[part], plan.page_lengths[part])
-        part_bytes = int(lengths.sum())
-        progress_bytes = part_bytes // _PROGRESSES if tells_progress else 0
-        check = TagCheck(pieces, lengths, plan.seeds[part], plan.tags[part], progress_bytes)
-        read = PartRead(drive.submit_read(pieces, check), drive.reads_given_up, check=check)
-        self._measure(read, self._estimator.drives[drive_id], part_bytes)
-        return read
-
-    def _measure(self, read: PartRead, queue: LoadQueue, read_bytes: int) -> None:
-        """Measure a read; the end of an abandoned read tells nothing of others."""
-
-        def ended(_: asyncio.Future[NDArray[np.bool_]]) -> None:
-            if read.is_abandoned:
-                queue.abandon(read_bytes)
-            else:
-                queue.end(self._clock(), read_bytes)
-
-        queue.begin(self._clock(), read_bytes)
-        read.ends.add_done_callback(ended)
 
 
 def interleave_drives(

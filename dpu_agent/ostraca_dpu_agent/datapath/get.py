@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import copy_context
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +28,7 @@ from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocat
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.transfer import TransferRun
 from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
-from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
-from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
+from ostraca_dpu_agent.datapath.staging.leases import REFUSED, Purpose, StagingLease
 from ostraca_dpu_agent.datapath.staging.memory_waves import MemoryWave
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.ids import DriveId
@@ -39,10 +39,9 @@ from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import ExtentsRead, Get, GetDone, GetProgress
 
-_REFUSED = {LeaseRefusal.DEADLINE: BlockState.LATE, LeaseRefusal.GIVEN_UP: BlockState.MISS}
-"""State of blocks without a lease; others are DECLINED."""
-
 _HIT = int(BlockState.HIT)
+
+_Part = TypeVar("_Part")
 
 NO_LOCATIONS = BlockLocations.empty(0)
 """Location result of a request that asks no shard owner."""
@@ -54,6 +53,8 @@ class GetRun(TransferRun[Get]):
     Parts of blocks in memory and on flash run in a few sequential *lanes*. A part that no lane has started by
     the end of the request never starts. Each part has its own lease, so a stalled worker holds few blocks.
     """
+
+    _operation = "get"
 
     def __init__(
         self,
@@ -71,6 +72,7 @@ class GetRun(TransferRun[Get]):
         """Blocks that left staging or the cache before their wave's turn."""
         self._streams: dict[WaveStream, Delivery] = {}
         """Streams that have not ended."""
+        self._locations = NO_LOCATIONS
         self._offered = NO_POSITIONS
         """Blocks on drives left to the worker to read, recorded by its report."""
         self._admission = GetAdmission(
@@ -82,7 +84,13 @@ class GetRun(TransferRun[Get]):
             request.recompute_s,
         )
         self._answer = GetAnswer(
-            request.request, worker, deadline, self._admission, self._outcomes, len(self._blocks)
+            request.request,
+            worker,
+            deadline,
+            self._admission,
+            self._outcomes,
+            context.counters.hits_on,
+            len(self._blocks),
         )
 
     async def run(self) -> GetDone:
@@ -90,28 +98,22 @@ class GetRun(TransferRun[Get]):
         found, is_here = self._find_in_memory()
         if not found and is_here.all():  # no task, as all is done
             self._admission.close()
-            self._record("get")
+            self._record()
             return self._answer.message(NO_POSITIONS)
         delivery = self._context.tasks.spawn(self._deliver_all(found, is_here))
-        must_settle = True
         try:
-            await self._deadline.wait([delivery])
-            self._quarantine()
-            unsettled = self._stop_streams()
-            must_settle = len(unsettled) > 0
+            unsettled = await self._end(delivery, delivery, self._stop_streams)
         finally:
             self._admission.close()
-            if must_settle:
-                delivery.add_done_callback(self._send_settled)
         if self._deadline.stopped.done():
             self._worker.end_reads(self._request.request)
         if not len(self._offered):
-            self._record("get")
+            self._record()
         elif len(self._offered) < len(self._blocks):
-            self._record("get", np.delete(np.arange(len(self._blocks)), self._offered))
+            self._record(np.delete(np.arange(len(self._blocks)), self._offered))
         return self._answer.message(unsettled)
 
-    def _record(self, operation: str, positions: NDArray[np.intp] | None = None) -> None:
+    def _record(self, positions: NDArray[np.intp] | None = None) -> None:
         """Count and record the outcomes of blocks, all by default, once answered."""
         if self._deadline.stopped.done():
             self._outcomes.reasons[self._outcomes.states == BlockState.LATE] = Reason.CANCELLED
@@ -123,7 +125,7 @@ class GetRun(TransferRun[Get]):
             )
         hits = np.flatnonzero(outcomes.states == _HIT)
         hit_bytes = self._blocks.total_bytes(hits if positions is None else positions[hits])
-        self._context.record(operation, keys, outcomes, hit_bytes)
+        self._context.record(self._operation, keys, outcomes, hit_bytes)
 
     def _find_in_memory(self) -> tuple[list[MemoryWave], NDArray[np.bool_]]:
         """Find and admit staged and cached blocks; return those to deliver, and which blocks are in memory.
@@ -169,17 +171,17 @@ class GetRun(TransferRun[Get]):
         """
         context, waiting = self._context, deque(found)
         lanes = context.parts_at_once(context.settings.waves_ahead, context.settings.get_part_bytes)
-        moving = [self._memory_lane(waiting) for _ in range(min(lanes, len(found)))]
+        moving = [self._lane(waiting, self._memory_part) for _ in range(min(lanes, len(found)))]
         await context.tasks.run_all([*moving, self._load_from_flash(~is_here)])
         if self._is_gone.any():
             await self._load_from_flash(self._is_gone)
 
     def _stop_streams(self) -> NDArray[np.intp]:
         """Begin no further wave; return the blocks of unsettled waves. Delivered blocks count."""
-        moving = [part.positions[stream.stop()] for stream, part in self._streams.items()]
+        moving = [NO_POSITIONS, *(part.positions[stream.stop()] for stream, part in self._streams.items())]
         for stream, part in self._streams.items():
             part.decide(stream.take_news(), is_last=True)
-        return np.sort(np.concatenate(moving)) if moving else NO_POSITIONS
+        return np.sort(np.concatenate(moving))
 
     async def _load_from_flash(self, wanted: NDArray[np.bool_]) -> None:
         """Deliver the blocks that no wave of memory delivers."""
@@ -187,7 +189,7 @@ class GetRun(TransferRun[Get]):
             return
         context, locations = self._context, NO_LOCATIONS
         try:
-            locations = await self._locate(wanted)
+            locations = self._locations = await self._locate(wanted)
             is_alone = not context.staging.holds(self._worker)
             per_part = context.blocks_per_part(self._slot_bytes, is_alone=is_alone)
             found = self._admit(locations, per_part)
@@ -203,39 +205,31 @@ class GetRun(TransferRun[Get]):
                 )
                 lanes = context.parts_at_once(context.settings.reads_ahead, per_part * self._slot_bytes)
                 queues = interleave_drives(plan.queues, lanes=lanes)
-                await context.tasks.run_all([self._lane(plan, *queue) for queue in queues])
+                await context.tasks.run_all(
+                    [self._lane(parts, partial(self._part, plan, drive)) for drive, parts in queues]
+                )
         finally:
             context.locator.release(locations.pins)
         self._admission.end_loads()
 
-    async def _memory_lane(self, waiting: deque[MemoryWave]) -> None:
+    async def _lane(self, waiting: deque[_Part], move: Callable[[_Part], Awaitable[None]]) -> None:
         while waiting and not self._deadline.is_over():
-            await self._memory_part(waiting.popleft())
+            await move(waiting.popleft())
 
     async def _memory_part(self, wave: MemoryWave) -> None:
         """Deliver the blocks of a wave that are still in memory; the others come last, from flash."""
         staging = self._context.staging
-        lease = await staging.lease(
-            len(wave.rows),
-            wave.slot_bytes,
-            Purpose.CACHED,
-            holder=self._worker,
-            tenant=self._worker.tenant,
-            within_s=self._deadline.left_s,
-        )
-        if isinstance(lease, LeaseRefusal):
+        lease = await self._lease(Purpose.CACHED, None, len(wave.rows), wave.slot_bytes)
+        if isinstance(lease, Reason):
             self._refuse(wave.positions, lease)
             return
         try:
-            if self._deadline.is_over():
-                return
             left = wave.left(self._blocks.keys, self._blocks.lengths)
             if len(left.rows) < len(wave.rows):
                 self._is_gone[np.setdiff1d(wave.positions, left.positions)] = True
-            with left.hold(staging, lease):
-                self._leases.add(lease)
-                count_hits = self._context.counters.hits_in_memory(left)
-                await self._deliver(Delivery(self._answer, left.positions, left.tags, count_hits), lease)
+            left.hold(staging, lease)
+            self._leases.add(lease)
+            await self._deliver(Delivery(self._answer, left.positions, left.tags, left.source), lease)
         finally:
             self._leases.discard(lease)
             staging.release(lease)
@@ -285,30 +279,23 @@ class GetRun(TransferRun[Get]):
     def _leave_drives(
         self, locations: BlockLocations, found: NDArray[np.intp], drives: Mapping[DriveId, int]
     ) -> NDArray[np.intp]:
-        """Leave located blocks on *drives* to the worker; return the others."""
+        """Leave located blocks on *drives* to the worker; return the others.
+
+        Pins outlast the answer. The reads count as a request.
+        """
         offered = OfferedBlocks.of(locations, found, drives)
         if offered is None:
             return found
         self._admission.leave_to_worker(locations, offered.positions)
-        self._leave_reads(offered, locations.take_pins(offered.by_drive))
-        return np.setdiff1d(found, offered.positions)
-
-    def _leave_reads(self, offered: OfferedBlocks, pins: Pins) -> None:
-        """Have the worker read blocks itself.
-
-        Pins outlast the answer. The reads count as a request.
-        """
         request, tenants = self._request.request, self._context.staging.tenants
         self._offered = offered.positions
         self._answer.decide(offered.positions, BlockState.HIT, Reason.NONE)
         tenants.add(tenants.requests, self._worker.tenant)
-        label = copy_context()
-
-        def ended(report: ExtentsRead | None) -> None:
-            label.run(self._end_reads, offered, pins, report)
-
+        pins = locations.take_pins(offered.by_drive)
+        ended = partial(copy_context().run, partial(self._end_reads, offered, pins))
         self._worker.expect_reads(request, within_s=self._deadline.left_s, ended=ended)
         self._worker.send(offered.message(request))
+        return np.setdiff1d(found, offered.positions)
 
     def _end_reads(self, offer: OfferedBlocks, pins: Pins, report: ExtentsRead | None) -> None:
         """Release the pins, and record the outcomes of the worker's reads."""
@@ -318,108 +305,65 @@ class GetRun(TransferRun[Get]):
         if report is None:
             reason = Reason.CANCELLED if self._deadline.left_s else Reason.DEADLINE
             self._outcomes.set(offer.positions, BlockState.LATE, reason)
-            self._record("get", offer.positions)
+            self._record(offer.positions)
             return
         verified, lost = offer.divide(report, len(self._blocks))
         context.counters.hits_on.update(offer.hits_on(verified))
         context.counters.get_hits_direct += len(verified)
         self._outcomes.set(lost, BlockState.MISS, Reason.DRIVE_SUSPECT)
-        self._record("get", np.concatenate((verified, lost)))
-
-    async def _lane(self, plan: ReadPlan, drive: DriveId, waiting: deque[slice]) -> None:
-        while waiting and not self._deadline.is_over():
-            await self._part(plan, drive, waiting.popleft())
+        self._record(np.concatenate((verified, lost)))
 
     async def _part(self, plan: ReadPlan, drive_id: DriveId, part: slice) -> None:
         """Read a part, and deliver its blocks while the read advances."""
         context, positions = self._context, plan.positions[part]
-        drive = context.drives.get(drive_id)
-        lease: StagingLease | LeaseRefusal = LeaseRefusal.GIVEN_UP
-        if drive is None or not drive.refuses_reads:
-            lease = await context.staging.lease(
-                len(positions),
-                self._slot_bytes,
-                Purpose.GET,
-                holder=self._worker,
-                tenant=self._worker.tenant,
-                within_s=self._deadline.left_s,
-                drive=drive_id,
-                given_up=None if drive is None else drive.reads_given_up,
-            )
-        if isinstance(lease, LeaseRefusal):
+        lease = await self._lease(Purpose.GET, drive_id, len(positions), self._slot_bytes)
+        if isinstance(lease, Reason):
             self._refuse(positions, lease)
-            return
-        if self._deadline.is_over():
-            context.staging.release(lease)
             return
         self._leases.add(lease)
         self._admission.start_read(drive_id, plan.lengths[part])
-        reads = list[PartRead]()
+        read: PartRead | None = None
         try:
-            begun = context.reader.begin(plan, drive_id, part, lease, tells_progress=not self._arena.polls)
-            if isinstance(begun, Reason):
-                self._answer.decide(positions, BlockState.MISS, begun)
-            else:
-                reads.append(begun)
-                await self._deliver_read(plan, drive_id, part, lease, begun)
+            read = context.begin_read(plan, drive_id, part, lease, tells_progress=not self._arena.polls)
+            await self._deliver(Delivery(self._answer, positions, plan.tags[part], drive_id), lease, read)
         finally:
             self._leases.discard(lease)
-            context.release(lease, reads, keep=self._offer(plan, part, reads))
+            keep = None
+            if read is not None:
+                keep = self._blocks.cache_offer(positions, plan.tags[part], read.reasons() == Reason.NONE)
+            context.release(lease, read, keep=keep)
 
-    def _offer(self, plan: ReadPlan, part: slice, reads: list[PartRead]) -> CacheOffer | None:
-        """Offer verified blocks of a part to the DRAM cache."""
-        if not reads or self._context.staging.cache.limit_bytes == 0:
-            return None
-        is_good = reads[0].reasons() == Reason.NONE
-        return self._blocks.cache_offer(plan.positions[part], plan.tags[part], is_good)
-
-    async def _deliver_read(
-        self, plan: ReadPlan, drive: DriveId, part: slice, lease: StagingLease, read: PartRead
-    ) -> None:
-        """Deliver the blocks of a read, each wave as soon as its blocks are there."""
-        context, streams = self._context, list[WaveStream]()
-        try:
-            count_hits = partial(context.counters.count_on, drive)
-            moved = Delivery(self._answer, plan.positions[part], plan.tags[part], count_hits)
-            streams.append(stream := self._stream(moved, lease, read.states))
-            read.check.listeners.append(stream.look)
-            await read.wait()
-            if not read.is_abandoned:
-                context.staging.end_drive_io(lease)
-            read.states = stream.freeze()
-            self._note_lost(plan, moved.positions, read)
-            await until_done(stream.ended)
-        except BaseException:  # on any error, the lease must outlive all started work
-            await self._outlive(streams)
-            await until_done(read.ends)
-            raise
-
-    def _note_lost(self, plan: ReadPlan, positions: NDArray[np.intp], read: PartRead) -> None:
+    def _note_lost(self, positions: NDArray[np.intp], read: PartRead) -> None:
         """Note blocks that a read that is over has not delivered."""
         if read.is_good:
             return
         reasons = read.reasons()
         for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
-            self._context.report_damage(plan.locations, self._blocks, int(positions[row]))
+            self._context.report_damage(self._locations, self._blocks, int(positions[row]))
         if not self._deadline.is_over():
             lost = reasons != Reason.NONE
             self._answer.decide(positions[lost], BlockState.MISS, reasons[lost])
 
-    async def _deliver(self, part: Delivery, lease: StagingLease) -> None:
-        """Deliver blocks in memory."""
-        stream = self._stream(part, lease, None)
+    async def _deliver(self, part: Delivery, lease: StagingLease, read: PartRead | None = None) -> None:
+        """Deliver blocks in memory, or those of a read, each wave as soon as its blocks are there."""
+        stream: WaveStream | None = None
         try:
+            stream = self._stream(part, lease, None if read is None else read.states)
+            if read is not None:
+                read.check.listeners.append(stream.look)
+                await read.wait()
+                if not read.is_abandoned:
+                    self._context.staging.end_drive_io(lease)
+                read.states = stream.freeze()
+                self._note_lost(part.positions, read)
             await until_done(stream.ended)
-        except BaseException:
-            await self._outlive([stream])
+        except BaseException:  # on any error, the lease must outlive all started work
+            if stream is not None:
+                stream.stop()
+                await until_done(stream.ended)
+            if read is not None:
+                await until_done(read.ends)
             raise
-
-    @staticmethod
-    async def _outlive(streams: Sequence[WaveStream]) -> None:
-        """Stop streams, and wait for their ends."""
-        for stream in streams:
-            stream.stop()
-            await until_done(stream.ended)
 
     def _stream(self, part: Delivery, lease: StagingLease, states: NDArray[np.uint8] | None) -> WaveStream:
         """Begin to move the slots of a lease to the worker; with *states*, as blocks become GOOD."""
@@ -448,8 +392,6 @@ class GetRun(TransferRun[Get]):
         if part.told and not self._deadline.is_over():
             part.decide(())
 
-    def _refuse(self, positions: NDArray[np.intp], refusal: LeaseRefusal) -> None:
+    def _refuse(self, positions: NDArray[np.intp], why: Reason) -> None:
         if not self._deadline.is_over():
-            self._answer.decide(
-                positions, _REFUSED.get(refusal, BlockState.DECLINED), REFUSAL_REASONS[refusal]
-            )
+            self._answer.decide(positions, REFUSED.get(why, BlockState.DECLINED), why)

@@ -22,7 +22,6 @@ class BlockNames:
 
         *first* is the number of the first span, above all numbers of the agent's previous start.
         """
-        self.is_kept = bool(volume)
         self._volume = volume
         self._names_max = names_max
         self._next = first

@@ -12,11 +12,11 @@ from collections import deque
 
 import numpy as np
 
-from ostraca_dpu_agent.datapath.flash_io import PartRead, ReadPlan
+from ostraca_dpu_agent.datapath.flash_io import ReadPlan
 from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.worker import Holder
-from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose
+from ostraca_dpu_agent.datapath.staging.leases import REFUSED, Purpose
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.model.extent import rounded_up
@@ -25,6 +25,7 @@ from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.ports.owners import Owners
 from ostraca_fabric.runtime.tasks import wait_for_all
 from ostraca_fabric.tables.digests import derive_keys
+from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import Failure, Prefetch, PrefetchDone, PrefetchFor
 
@@ -69,7 +70,7 @@ class PrefetchRun:
         if context.staging.cache.limit_bytes == 0:
             self._outcomes.set(np.arange(len(self._keys)), BlockState.DECLINED, Reason.NO_SPACE)
         elif self._deadline.left_s > 0:
-            await self._deadline.wait([context.tasks.spawn(self._load())])
+            await self._deadline.wait(context.tasks.spawn(self._load()))
             # Later waves or other requests may have evicted the first blocks.
             evicted = np.flatnonzero(
                 (self._outcomes.states == BlockState.HIT) & ~context.staging.cache.contains(self._keys)
@@ -129,38 +130,28 @@ class PrefetchRun:
         slot_bytes: int,
     ) -> None:
         context, positions = self._context, plan.positions[part]
-        if self._deadline.is_over():
-            return
-        drive = context.drives.get(drive_id)
-        lease = await context.staging.lease(
+        lease = await context.lease(
+            Purpose.GET,
+            drive_id,
             len(positions),
             slot_bytes,
-            Purpose.GET,
             holder=self._holder,
-            tenant=self._holder.tenant,
-            within_s=self._deadline.left_s,
-            drive=drive_id,
-            given_up=None if drive is None else drive.reads_given_up,
+            deadline=self._deadline,
         )
-        if isinstance(lease, LeaseRefusal):
-            if lease is not LeaseRefusal.DEADLINE and not self._deadline.is_over():
-                state = BlockState.MISS if lease is LeaseRefusal.GIVEN_UP else BlockState.DECLINED
-                self._outcomes.set(positions, state, REFUSAL_REASONS[lease])
+        if isinstance(lease, Reason):
+            if not self._deadline.is_over():
+                self._outcomes.set(positions, REFUSED.get(lease, BlockState.DECLINED), lease)
             return
-        reasons, reads = np.full(len(positions), Reason.DRIVE_ERROR, np.uint8), list[PartRead]()
+        reasons, read = codec.filled(len(positions), Reason.DRIVE_ERROR), None
         try:
-            begun = context.reader.begin(plan, drive_id, part, lease)
-            if isinstance(begun, Reason):
-                reasons[:] = begun
-            else:
-                reads.append(begun)
-                await begun.wait()
-                reasons = begun.reasons()
-                for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
-                    context.report_damage(plan.locations, blocks, int(positions[row]))
+            read = context.begin_read(plan, drive_id, part, lease)
+            await read.wait()
+            reasons = read.reasons()
+            for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
+                context.report_damage(plan.locations, blocks, int(positions[row]))
         finally:
             keep = blocks.cache_offer(positions, plan.tags[part], reasons == Reason.NONE, uses=0)
-            context.release(lease, reads, keep=keep)
+            context.release(lease, read, keep=keep)
         if not self._deadline.is_over():
             is_good = reasons == Reason.NONE
             self._loaded_bytes += int(blocks.lengths[positions[is_good]].sum())
@@ -176,7 +167,7 @@ async def prefetch_at_peer(
     if deadline.left_s > 0:
         asking = context.tasks.spawn(_ask_peer(context.owners, volume, request, deadline.left_s))
         try:
-            await deadline.wait([asking])
+            await deadline.wait(asking)
             if asking.done():
                 outcomes = asking.result()
         finally:

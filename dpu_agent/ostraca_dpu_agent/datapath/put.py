@@ -21,6 +21,7 @@ import asyncio
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
 from ostraca_dpu_agent.datapath.space import Space
 from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
-from ostraca_dpu_agent.datapath.staging.leases import REFUSAL_REASONS, LeaseRefusal, Purpose, StagingLease
+from ostraca_dpu_agent.datapath.staging.leases import Purpose, StagingLease
 from ostraca_dpu_agent.datapath.staging.staged import StagedGroup
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import UsageError
@@ -137,12 +138,9 @@ class PutRun(TransferRun[Put]):
         self._in_regions = self._memory is None and self._is_in_regions()
         self._is_short = volume.are_too_short(self._blocks.spans)
         self._space = Space(
-            context.locator,
-            context.commits,
+            context,
             self._blocks,
             self._outcomes.set,
-            clock=context.clock,
-            hold_s=context.hold_s,
             ttl_s=request.ttl_s,
             pool=volume.pool,
         )
@@ -151,7 +149,6 @@ class PutRun(TransferRun[Put]):
         self._waiting: list[tuple[DriveId, deque[MovedGroup]]] = []
         self._unchecked: set[MovedGroup | None] = {None}
         """Groups before the end of their check, and None while groups may be added."""
-        self._is_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_staged: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> PutDone:
@@ -160,21 +157,8 @@ class PutRun(TransferRun[Put]):
         After any exception, ``Settled`` follows.
         """
         storing = self._context.tasks.begin(self._store())
-        must_settle = True
-        try:
-            await self._deadline.wait([self._is_staged if self._ack is Ack.STAGED else storing])
-            if storing.done():
-                storing.result()
-            for _, waiting in self._waiting:
-                while waiting:
-                    self._space.release(waiting.popleft().positions)
-            unsettled = self._stop_moving()
-            must_settle = len(unsettled) > 0
-            self._quarantine()
-        finally:
-            self._is_over.set_result(None)
-            if must_settle:
-                storing.add_done_callback(self._send_settled)
+        answered = self._is_staged if self._ack is Ack.STAGED else storing
+        unsettled = await self._end(storing, answered, partial(self._stop_moving, storing))
         return PutDone(
             self._request.request,
             *self._current_outcomes().encode(),
@@ -206,7 +190,8 @@ class PutRun(TransferRun[Put]):
         finally:
             committed_bytes = int(self._blocks.lengths[self._outcomes.states == PutState.COMMITTED].sum())
             context.record("put", self._blocks.keys, self._outcomes, committed_bytes)
-            self._mark_staged()
+            self._unchecked.clear()
+            self._end_check(None)
 
     async def _begin(self) -> list[Coroutine[Any, Any, None]]:
         """Reserve space, and fetch a small put meanwhile; return lanes as ``_lanes``."""
@@ -236,8 +221,8 @@ class PutRun(TransferRun[Put]):
             return None  # puts to owners that answer need the other half
         (drive,) = drives
         group = MovedGroup(np.arange(blocks), has_space=False)
-        lease = await self._lease(drive, blocks, within_s=0.0)
-        if isinstance(lease, LeaseRefusal):
+        lease = await self._lease(Purpose.PUT, drive, blocks, self._slot_bytes, within_s=0.0)
+        if isinstance(lease, Reason):
             return None
         self._fetch(group, lease)
         return group
@@ -275,19 +260,17 @@ class PutRun(TransferRun[Put]):
             if tenants.may_add(waiting, tenant, most):
                 tenants.add(waiting, tenant)
                 try:
-                    while self._space.is_busy.any() and await self._wait_to_retry():
+                    while self._space.is_busy.any():
+                        within_s = min(self._context.settings.space_retry_s, self._deadline.left_s)
+                        await asyncio.wait([self._deadline.over], timeout=within_s)
+                        if self._deadline.is_over() or self._deadline.left_s <= 0:
+                            break
                         lanes += map(self._context.tasks.spawn, self._lanes(await self._reserve_again()))
                 finally:
                     tenants.remove(waiting, tenant)
         finally:
             self._end_check(None)
             await wait_for_all(lanes)
-
-    async def _wait_to_retry(self) -> bool:
-        """Wait before a retry; return whether the put continues."""
-        within_s = min(self._context.settings.space_retry_s, self._deadline.left_s)
-        await asyncio.wait([self._is_over], timeout=within_s)
-        return not self._deadline.is_over() and self._deadline.left_s > 0
 
     async def _reserve_again(self) -> NDArray[np.intp]:
         """Retry reservations; return the positions with new space."""
@@ -303,10 +286,6 @@ class PutRun(TransferRun[Put]):
         reserved = np.flatnonzero(wanted & self._space.is_reserved)
         self._outcomes.set(reserved, PutState.LATE, Reason.DEADLINE)
         return reserved
-
-    def _mark_staged(self) -> None:
-        if not self._is_staged.done():
-            self._is_staged.set_result(None)
 
     async def _reserve(self, routes: Routes, grouped: GroupedBlocks) -> NDArray[np.intp]:
         """Reserve space for blocks *grouped* by owner; return the positions with space.
@@ -351,17 +330,16 @@ class PutRun(TransferRun[Put]):
     def _end_check(self, group: MovedGroup | None) -> None:
         """Note that a group is checked; answer after the last. Repeated calls do nothing."""
         self._unchecked.discard(group)
-        if not self._unchecked:
-            self._mark_staged()
+        if not (self._unchecked or self._is_staged.done()):
+            self._is_staged.set_result(None)
 
     async def _fetched(self, drive: DriveId, group: MovedGroup) -> GroupFetch | None:
         """Return the fetch of a group with space, begun here unless begun early; None without staging."""
-        left_s = self._deadline.left_s
         if group.fetch is None:
-            lease = await self._lease(drive, len(group.positions), within_s=left_s)
-            if isinstance(lease, LeaseRefusal):
-                if lease is not LeaseRefusal.DEADLINE:
-                    self._outcomes.set(group.positions, PutState.DECLINED, REFUSAL_REASONS[lease])
+            lease = await self._lease(Purpose.PUT, drive, len(group.positions), self._slot_bytes)
+            if isinstance(lease, Reason):
+                if lease is not Reason.DEADLINE:
+                    self._outcomes.set(group.positions, PutState.DECLINED, lease)
                 self._space.release(group.positions)
                 return None
             self._fetch(group, lease)
@@ -371,28 +349,6 @@ class PutRun(TransferRun[Put]):
             return None
         group.has_space = True
         return group.fetch
-
-    async def _lease(self, drive_id: DriveId, blocks: int, *, within_s: float) -> StagingLease | LeaseRefusal:
-        """Lease staging for blocks of a drive, while the request lasts."""
-        drive = self._context.drives.get(drive_id)
-        if drive is not None and drive.refuses_writes:
-            return LeaseRefusal.GIVEN_UP
-        if self._deadline.is_over():
-            return LeaseRefusal.DEADLINE
-        lease = await self._context.staging.lease(
-            blocks,
-            self._slot_bytes,
-            Purpose.PUT,
-            holder=self._worker,
-            tenant=self._worker.tenant,
-            within_s=within_s,
-            drive=drive_id,
-            given_up=None if drive is None else drive.writes_given_up,
-        )
-        if isinstance(lease, StagingLease) and self._deadline.is_over():
-            self._context.staging.release(lease)
-            return LeaseRefusal.DEADLINE
-        return lease
 
     async def _store_group(
         self, drive_id: DriveId, group: MovedGroup, fetch: GroupFetch, *, is_last: bool
@@ -416,11 +372,9 @@ class PutRun(TransferRun[Put]):
             if self._ack is Ack.STAGED and is_last:
                 turn = context.writes.turn(drive_id, lease.held_bytes)
                 if not self._unchecked:
-                    await until_done(self._is_over)  # the answer goes before the write
+                    await until_done(self._deadline.over)  # the answer goes before the write
                 await turn
-            reasons = self._write(drive_id, group, fetch)
-            if group.write is not None:
-                await self._wait_for_write(group.write, reasons)
+            reasons = await self._write(drive_id, group, fetch)
             if group.write is None or not group.write.is_abandoned:
                 context.staging.end_drive_io(lease)
             has_failed = reasons != Reason.NONE
@@ -434,9 +388,8 @@ class PutRun(TransferRun[Put]):
             raise
         finally:
             context.staged.remove(staged)
-            ios = () if group.write is None else (group.write,)
             keep = CacheOffer(keys, check.tags, check.lengths, kept, tenant=self._blocks.tenant)
-            staged.end(lambda: context.release(lease, ios, keep=keep))
+            context.release(lease, group.write, keep=keep)
 
     def _fetch(self, group: MovedGroup, lease: StagingLease) -> None:
         """Start fetching a group into a lease, from the worker's memory or by its transport."""
@@ -492,43 +445,39 @@ class PutRun(TransferRun[Put]):
         states = group.states = group.states.copy()
         self._outcomes.set(group.positions, ends[0][states], ends[1][states])
 
-    def _stop_moving(self) -> NDArray[np.intp]:
-        """Begin no further wave; return the blocks of unsettled waves."""
-        if not self._moving:
-            return NO_POSITIONS
-        moving = []
+    def _stop_moving(self, storing: asyncio.Future[None]) -> NDArray[np.intp]:
+        """Begin no further wave or group; return the blocks of unsettled waves. Raises as *storing*."""
+        if storing.done():
+            storing.result()
+        for _, waiting in self._waiting:
+            while waiting:
+                self._space.release(waiting.popleft().positions)
+        moving = [NO_POSITIONS]
         for stream, group in self._moving.items():
             moving.append(group.positions[stream.stop()])
             if group.has_space:
                 self._note_checked(group, _AT_END)
         return np.sort(np.concatenate(moving))
 
-    def _write(self, drive_id: DriveId, group: MovedGroup, fetch: GroupFetch) -> NDArray[np.uint8]:
-        """Start writing the good blocks of a group.
-
-        Returns a reason per good block, as long as the block is not on flash.
-        """
-        drive, reason = self._context.drives.get(drive_id), Reason.DRIVE_ERROR
+    async def _write(self, drive_id: DriveId, group: MovedGroup, fetch: GroupFetch) -> NDArray[np.uint8]:
+        """Write the good blocks of a group; return a reason per good block: NONE for blocks on flash."""
+        drive, reasons = self._context.drives.get(drive_id), codec.filled(len(group.good), Reason.DRIVE_ERROR)
         if drive is not None and drive.refuses_writes:
-            reason = Reason.DRIVE_SUSPECT
+            reasons[:] = Reason.DRIVE_SUSPECT
         elif self._space.has_expired(group.positions):
             # Checked last: this agent may have been suspended meanwhile.
-            reason = Reason.EXPIRED
+            reasons[:] = Reason.EXPIRED
         elif drive is not None and len(group.good):
             lengths = fetch.check.pieces.lengths[group.good]
             places = self._space.drive_offsets(group.positions[group.good])
             pieces = Pieces(self._context.staging.array, fetch.lease.offsets[group.good], places, lengths)
             group.write = self._context.writes.submit(drive, pieces)
-        return codec.filled(len(group.good), reason)
-
-    @staticmethod
-    async def _wait_for_write(write: DriveIO, reasons: NDArray[np.uint8]) -> None:
-        """Wait for a group's write; blocks on flash get the reason NONE."""
-        await write.wait()
-        if write.is_abandoned:
-            reasons[:] = Reason.DRIVE_SUSPECT
-        else:
-            reasons[write.ends.result()] = Reason.NONE
+            await group.write.wait()
+            if group.write.is_abandoned:
+                reasons[:] = Reason.DRIVE_SUSPECT
+            else:
+                reasons[group.write.ends.result()] = Reason.NONE
+        return reasons
 
     async def _commit(self, group: MovedGroup, reasons: NDArray[np.uint8]) -> NDArray[np.bool_]:
         """Commit the written good blocks of a group; return which are committed.

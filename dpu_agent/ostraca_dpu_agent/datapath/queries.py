@@ -15,11 +15,11 @@ from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError, RefusedError
-from ostraca_fabric.model.ids import AgentId, ShardId, enclosure_of
+from ostraca_fabric.model.ids import AgentId, ShardId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.model.overrides import Switch
 from ostraca_fabric.tables.digests import derive_keys
-from ostraca_fabric.telemetry.explain import BlockExplanation, OwnerView
+from ostraca_fabric.telemetry.explain import BlockExplanation, EpochPlacement, OwnerView
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     Explain,
@@ -43,23 +43,19 @@ async def look_up(
     if within_s <= 0:
         outcomes = codec.Outcomes.filled(len(keys), BlockState.LATE, Reason.DEADLINE)
     else:
-        is_here, locator = context.staged.contains(keys), context.locator
-        query = context.routes(), volume, request.spans, keys
+        is_here = context.staged.contains(keys)
         if request.pin_s <= 0:
             is_here |= context.staging.cache.contains(keys)
-            is_found, reasons = await locator.exist(
-                *query, wanted=~is_here, within_s=within_s, is_counted=request.is_counted
-            )
-        else:
-            locations = await locator.locate(
-                *query,
-                wanted=~is_here,
-                within_s=within_s,
-                pin_s=request.pin_s,
-                is_brief=True,
-                is_counted=request.is_counted,
-            )
-            is_found, reasons = locations.is_found, locations.reasons
+        is_found, reasons = await context.locator.exist(
+            context.routes(),
+            volume,
+            request.spans,
+            keys,
+            wanted=~is_here,
+            within_s=within_s,
+            pin_s=request.pin_s,
+            is_counted=request.is_counted,
+        )
         is_hit = is_here | is_found
         outcomes = codec.Outcomes(codec.filled(len(keys), BlockState.MISS), reasons)
         outcomes.states[is_hit], outcomes.reasons[is_hit] = _HIT, _NONE
@@ -96,32 +92,27 @@ async def explain(
 ) -> Explained:
     """Explain the single block named by the request; *switch* is the volume's."""
     keys, events = derive_keys(volume.secret, request.spans), context.events
-    key = keys.tobytes()
-    routes = context.routes()
-    shard = routes.shard(volume.placement_secret, request.spans)
-    owner = None if shard is None else routes.map.owner(shard)
+    key, routes = keys.tobytes(), context.routes()
     until_s = context.clock() + min(context.deadline_max_s, request.deadline_s)
-    view = None
-    if shard is not None and owner is not None:
-        view = await _inspect(context, owner, shard, key, until_s)
+    place, *earlier = routes.places(volume.placement_secret, request.spans)
+    view = await _inspect(context, place, key, until_s)
     if view is None or not (view.is_listed or view.is_being_written):
-        for other in routes.earlier_shards(volume.placement_secret, request.spans):
-            holder = routes.map.owner(other)
-            found = None if holder is None else await _inspect(context, holder, other, key, until_s)
+        for other in {each.shard: each for each in earlier if each.shard != place.shard}.values():
+            found = await _inspect(context, other, key, until_s)
             if found is not None and found.is_listed:
-                shard, owner, view = other, holder, found
+                place, view = other, found
                 break
     own = events.of(key)
     reaches = [events.reaches_back_s]
     if view is not None and view.agent != events.agent:
         own = tuple(sorted((*own, *view.events), key=lambda event: -event.age_s))
         reaches.append(view.events_reach_s)
-    drive = None if shard is None else context.drives.get(routes.place(shard)[0])
+    drive = context.drives.get(routes.place(ShardId(place.shard))[0]) if place.shard else None
     explanation = BlockExplanation(
         agent=events.agent,
-        enclosure="" if shard is None else enclosure_of(shard),
-        shard=shard or "",
-        owner=owner or "",
+        enclosure=place.enclosure,
+        shard=place.shard,
+        owner=place.owner,
         is_cached=bool(context.staging.cache.contains(keys)[0]),
         owner_view=view,
         events=own,
@@ -134,11 +125,14 @@ async def explain(
 
 
 async def _inspect(
-    context: RequestContext, owner: AgentId, shard: ShardId, key: bytes, until_s: float
+    context: RequestContext, place: EpochPlacement, key: bytes, until_s: float
 ) -> OwnerView | None:
-    """Ask the shard owner; return None without an intelligible answer."""
+    """Ask the shard owner, if any; return None without an intelligible answer."""
+    if not place.owner:
+        return None
     try:
-        answer = await context.owners.ask(owner, Inspect(0, until_s - context.clock(), shard, key))
+        query = Inspect(0, until_s - context.clock(), place.shard, key)
+        answer = await context.owners.ask(AgentId(place.owner), query)
         return msgspec.msgpack.decode(answer.body, type=OwnerView) if isinstance(answer, Inspected) else None
     except (TimeoutError, ConnectError, msgspec.DecodeError):
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from ostraca_dpu_agent.datapath.delivery import Delivery
 from ostraca_dpu_agent.datapath.get import GetRun
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS
 from ostraca_dpu_agent.datapath.queries import look_up
-from ostraca_dpu_agent.datapath.requests.context import RequestContext
+from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
 from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.volumes import ServedVolume
@@ -35,44 +35,46 @@ class Shadows:
         """Begin without requests."""
         self._context = context
         self._active = 0
-        self._stopped: asyncio.Future[None] | None = None
+
+    @cached_property
+    def _stopped(self) -> asyncio.Future[None]:
+        """Future that ends the requests under way."""
+        return asyncio.get_running_loop().create_future()
 
     def get(self, worker: WorkerConnection, volume: ServedVolume, request: Get) -> None:
         """Run a get in shadow mode. Raises as ``GetRun``."""
-        deadline = self._context.start_deadline(request.deadline_s, self._stop())
-        run = ShadowRun(self._context, worker, volume, request, deadline)
-        self._start("shadow_get", sum(map(len, request.spans)), run.execute)
+        self._start(
+            "shadow_get",
+            request,
+            lambda deadline: ShadowRun(self._context, worker, volume, request, deadline).run(),
+        )
 
     def lookup(self, volume: ServedVolume, request: Lookup) -> None:
         """Run a lookup in shadow mode."""
-        deadline = self._context.start_deadline(request.deadline_s, self._stop())
-        run = partial(look_up, self._context, volume, request, deadline, counted_as="shadow_lookup")
-        self._start("shadow_lookup", sum(map(len, request.spans)), run)
+        run = partial(look_up, self._context, volume, request, counted_as="shadow_lookup")
+        self._start("shadow_lookup", request, run)
 
     def close(self) -> None:
         """End the requests under way; no caller waits for them."""
-        stop = self._stop()
-        if not stop.done():
-            stop.set_result(None)
+        if not self._stopped.done():
+            self._stopped.set_result(None)
 
-    def _stop(self) -> asyncio.Future[None]:
-        if self._stopped is None:
-            self._stopped = asyncio.get_running_loop().create_future()
-        return self._stopped
-
-    def _start(self, operation: str, blocks: int, run: Callable[[], Awaitable[object]]) -> None:
+    def _start(
+        self, operation: str, request: Get | Lookup, run: Callable[[Deadline], Awaitable[object]]
+    ) -> None:
         """Run a request in the background, or count a decline if at the limit."""
         context = self._context
         if self._active >= context.requests_max:
-            context.counters.decline(operation, blocks, Reason.OVERLOADED)
+            context.counters.decline(operation, sum(map(len, request.spans)), Reason.OVERLOADED)
             return
+        running = run(context.start_deadline(request.deadline_s, self._stopped))
         self._active += 1
-        context.tasks.spawn(self._run_timed(operation, run))
+        context.tasks.spawn(self._run_timed(operation, running))
 
-    async def _run_timed(self, operation: str, run: Callable[[], Awaitable[object]]) -> None:
+    async def _run_timed(self, operation: str, running: Awaitable[object]) -> None:
         started_s = self._context.clock()
         try:
-            await run()
+            await running
         finally:
             self._active -= 1
             self._context.counters.tallies[operation].timed(self._context.clock() - started_s)
@@ -81,15 +83,7 @@ class Shadows:
 class ShadowRun(GetRun):
     """A get without transfers and messages to the worker."""
 
-    async def execute(self) -> None:
-        """Load blocks until the deadline, and count the outcome."""
-        context = self._context
-        try:
-            await self._deadline.wait([context.tasks.spawn(self._deliver_all(*self._find_in_memory()))])
-            self._quarantine()
-        finally:
-            self._admission.close()
-        self._record("shadow_get")
+    _operation = "shadow_get"
 
     def _may_leave_reads(self) -> bool:
         """Leave no reads to the worker."""

@@ -13,16 +13,16 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.commits import Commits, ReservedShard
-from ostraca_dpu_agent.datapath.location.locator import Locator
+from ostraca_dpu_agent.datapath.commits import ReservedShard
 from ostraca_dpu_agent.datapath.location.routing import (
     GroupedBlocks,
     Routes,
     ShardPart,
-    group_by_drive,
+    grouped,
     restrict,
 )
 from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
+from ostraca_dpu_agent.datapath.requests.context import RequestContext
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.model.chain import DEPTH_UNKNOWN, Span
 from ostraca_fabric.model.fabric_map import FabricMap
@@ -61,26 +61,17 @@ class Space:
 
     def __init__(
         self,
-        locator: Locator,
-        commits: Commits,
+        context: RequestContext,
         blocks: RequestBlocks,
         end: End,
         *,
-        clock: Callable[[], float],
-        hold_s: float,
         ttl_s: float,
         pool: int,
     ) -> None:
-        """Begin without space, in reach of the shards and owners of *locator*.
-
-        *ttl_s* is the put's, and *pool* the flash pool of its blocks.
-        """
-        self._locator = locator
-        self._commits = commits
+        """Begin without space. *ttl_s* is the put's, and *pool* the flash pool of its blocks."""
+        self._context = context
         self._blocks = blocks
         self._end = end
-        self._clock = clock
-        self._hold_s = hold_s
         self._ttl_s = ttl_s
         self._pool = pool
         self._targets: list[ReservedShard] = []
@@ -99,12 +90,12 @@ class Space:
 
     def has_expired(self, positions: Positions) -> bool:
         """Return whether reservations of these blocks have ended."""
-        numbers, now_s = distinct(self._target[positions]).tolist(), self._clock()
+        numbers, now_s = distinct(self._target[positions]).tolist(), self._context.clock()
         return any(now_s >= self._targets[number].until_s for number in numbers)
 
     def are_standing(self, positions: Positions, fabric_map: FabricMap) -> NDArray[np.bool_]:
         """Return which of these blocks have a reservation that excludes other puts."""
-        targets, now_s = self._target[positions], self._clock()
+        targets, now_s = self._target[positions], self._context.clock()
         numbers = distinct(targets).tolist()
         standing = [number for number in numbers if self._targets[number].stands(fabric_map, now_s)]
         return np.isin(targets, standing)
@@ -133,19 +124,12 @@ class Space:
         )
 
     def by_target(self, positions: Positions) -> list[tuple[ReservedShard, Positions]]:
-        """Group reserved blocks by target shard.
-
-        Each group has indexes into *positions*, in the order of the blocks' offsets.
-        """
-        targets, groups = self._target[positions], []
-        for number in distinct(targets).tolist():
-            rows = np.flatnonzero(targets == number)
-            groups.append((self._targets[number], rows[np.argsort(self._offsets[positions[rows]])]))
-        return groups
+        """Group reserved blocks by target shard, in order."""
+        return grouped(self._targets, self._target, positions)
 
     def by_drive(self, positions: Positions) -> list[tuple[DriveId, Positions]]:
         """Group reserved blocks by target drive, in order."""
-        return group_by_drive([target.drive for target in self._targets], self._target, positions)
+        return grouped([target.drive for target in self._targets], self._target, positions)
 
     def drive_offsets(self, positions: Positions) -> NDArray[np.int64]:
         """Return offsets of reserved blocks on their drives, in bytes."""
@@ -159,8 +143,8 @@ class Space:
         """
         seeds = self._blocks.seeds
         begun = [
-            (its := positions[rows], self._commits.submit(target, self._numbers[its], tags[its], seeds[its]))
-            for target, rows in self.by_target(positions)
+            (its, self._context.commits.submit(target, self._numbers[its], tags[its], seeds[its]))
+            for target, its in self.by_target(positions)
         ]
         for its, committed in begun:
             outcomes = await committed
@@ -171,11 +155,9 @@ class Space:
 
         *may_land*: a write into the space has failed, and a path may still deliver the write.
         """
-        for target, rows in self.by_target(positions):
-            numbers = self._numbers[positions[rows]].tobytes()
-            self._locator.owners.tell(
-                target.owner, Release((ShardRelease(target.shard, (), numbers, may_land),))
-            )
+        for target, its in self.by_target(positions):
+            release = ShardRelease(target.shard, (), self._numbers[its].tobytes(), may_land)
+            self._context.owners.tell(target.owner, Release((release,)))
 
     async def _ask(
         self,
@@ -191,8 +173,8 @@ class Space:
 
         An agent named by another agent's answer is not followed further.
         """
-        now_s = self._clock()
-        until_s, held_until_s = now_s + within_s, now_s + self._hold_s
+        now_s = self._context.clock()
+        until_s, held_until_s = now_s + within_s, now_s + self._context.hold_s
         keys, lengths, depths = self._blocks.keys, self._blocks.lengths, depths_of(self._blocks.spans)
         wanted = [
             WantedSpace(part.shard, keys[part.positions], lengths[part.positions], depths[part.positions])
@@ -201,7 +183,7 @@ class Space:
         terms = Reserve(
             0,
             within_s,
-            self._hold_s,
+            self._context.hold_s,
             (),
             ttl_s=self._ttl_s,
             placement_epoch=routes.map.placement_epoch,
@@ -210,8 +192,8 @@ class Space:
             is_again=is_again,
         )
         given: Sequence[GivenSpace | None]
-        if self._locator.here is not None and owner == self._locator.agent:
-            giving = self._locator.here.reserve(wanted, terms)
+        if owner == self._context.locator.agent:
+            giving = self._context.locator.here.reserve(wanted, terms)
             given = giving if isinstance(giving, list) else await giving
         else:
             try:
@@ -223,14 +205,14 @@ class Space:
         forwarded: dict[AgentId, list[ShardPart]] = {}
         for part, space in zip_longest(parts, given[: len(parts)]):
             named = AgentId("" if space is None or space.is_owner else space.known_owner)
-            if named not in ("", owner) and not is_forwarded and self._clock() < until_s:
+            if named not in ("", owner) and not is_forwarded and self._context.clock() < until_s:
                 forwarded.setdefault(named, []).append(part)
             elif space is not None and space.is_owner:
                 self._record(routes, owner, part, space, held_until_s)
             else:
                 self._end(part.positions, PutState.DECLINED, Reason.NO_OWNER)
         if forwarded:
-            left_s = until_s - self._clock()
+            left_s = until_s - self._context.clock()
             await gathered(
                 [
                     self._ask(routes, other, its, left_s, is_again=is_again, is_forwarded=True)
@@ -247,7 +229,7 @@ class Space:
             for each in wanted
         )
         try:
-            answer = await self._locator.owners.ask(owner, msgspec.structs.replace(terms, shards=wants))
+            answer = await self._context.owners.ask(owner, msgspec.structs.replace(terms, shards=wants))
         except ConnectError:
             return []
         shards = answer.shards if isinstance(answer, Reserved) else ()

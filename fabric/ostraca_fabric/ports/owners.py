@@ -136,9 +136,6 @@ class LocalShards(Protocol):
         The answers come in the same order: at once, or before the deadline of the terms.
         """
 
-    def notice(self, notice: OwnerNotice) -> None:
-        """Accept a notice."""
-
 
 class AgentNetwork(Owners, Protocol):
     """Connections among the agents of this process and to other processes."""

@@ -90,7 +90,7 @@ async def drain(fabric: Assembly, drive: HeldDrive) -> None:
 
 def placed_on(fabric: Assembly, numbers: range, drive: HeldDrive) -> list[bool]:
     routes, secret = fabric.context.routes(), fabric.volume.placement_secret
-    return [routes.shard(secret, chain_of([number])) == drive.shard for number in numbers]
+    return [routes.places(secret, chain_of([number]))[0].shard == drive.shard for number in numbers]
 
 
 async def looked_up(fabric: Assembly, numbers: range, *, pin_s: float = 0.0) -> set[BlockState]:
@@ -188,7 +188,7 @@ async def test_blocks_of_four_epochs_are_found_but_not_of_a_retired_epoch() -> N
             if not placed_on(fabric, range(number, number + 1), fabric.drive)[0]
         ]
         await fabric.membership.retire_placement(first.epoch)
-        await until(lambda: len(fabric.context.routes().placements.records) == 3)
+        await until(lambda: len(fabric.context.routes().records) == 3)
         found = get_states(await fabric.get(worker, everything))
         missed = {number for number, state in zip(everything, found, strict=True) if state is BlockState.MISS}
         assert missed
@@ -206,7 +206,7 @@ async def test_block_in_two_places_is_read_from_the_current_place() -> None:
         assert await put(fabric, worker, range(number, number + 1)) == {PutState.COMMITTED}
         await drain(fabric, drive)  # from here on the first place is the current one, too
         await fabric.membership.put_enclosures([drive.record()])
-        await until(lambda: len(fabric.context.routes().placements.records) == 3)
+        await until(lambda: len(fabric.context.routes().records) == 3)
         routes, spans = fabric.context.routes(), chain_of([number])
         keys = derive_keys(fabric.volume.secret, spans)
         located = await fabric.context.locator.locate(
@@ -344,7 +344,9 @@ async def test_explain_names_the_owner_with_the_block() -> None:
             asked = Explain(1, FAR_S, "v", chain_of([number]))
             told = await fabric.data_path.explain(fabric.volume, asked)
             explained = msgspec.msgpack.decode(told.body, type=BlockExplanation)
-            expected = shard or fabric.context.routes().shard(fabric.volume.placement_secret, asked.spans)
+            expected = (
+                shard or fabric.context.routes().places(fabric.volume.placement_secret, asked.spans)[0].shard
+            )
             assert explained.shard == expected
             assert explained.owner_view is not None
             assert explained.owner_view.is_listed is is_listed

@@ -27,10 +27,8 @@ from tests.support.agent.assembly import (
 from tests.support.stalls import Stopwatch
 
 from ostraca_dpu_agent.datapath.admission import (
-    Booking,
     GetAdmission,
     LatencyEstimator,
-    Load,
     LoadQueue,
 )
 from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
@@ -75,7 +73,8 @@ def estimators(draw: st.DrawFn) -> tuple[LatencyEstimator, LoadQueue, float]:
     return estimator, to_worker, now_s + draw(TIMES)
 
 
-LOADS = st.builds(Load, st.dictionaries(st.sampled_from(DRIVES), SIZES), SIZES)
+Load = tuple[dict[DriveId, int], int]
+LOADS = st.tuples(st.dictionaries(st.sampled_from(DRIVES), SIZES), SIZES)
 
 
 # --- one queue ----------------------------------------------------------------------------------------------
@@ -83,7 +82,7 @@ LOADS = st.builds(Load, st.dictionaries(st.sampled_from(DRIVES), SIZES), SIZES)
 
 def test_nothing_is_known_to_be_slow_before_it_was_measured() -> None:
     estimator, worker = LatencyEstimator(4 * MIB), Worker()
-    assert estimator.estimate_s(0.0, Load({DRIVES[0]: 1 << 40}, 1 << 40), estimator.worker_queue(worker)) == 0
+    assert estimator.estimate_s(0.0, {DRIVES[0]: 1 << 40}, 1 << 40, estimator.worker_queue(worker)) == 0
 
 
 def test_a_steady_speed_is_found_and_what_is_queued_waits_for_it() -> None:
@@ -157,10 +156,10 @@ def test_more_that_is_queued_never_makes_the_estimate_smaller(
     known: tuple[LatencyEstimator, LoadQueue, float], load: Load, which: int, more: int
 ) -> None:
     estimator, to_worker, now_s = known
-    before_s = estimator.estimate_s(now_s, load, to_worker)
+    before_s = estimator.estimate_s(now_s, *load, to_worker)
     queue = [to_worker, *(estimator.drives[drive] for drive in DRIVES)][which]
     queue.waiting_bytes += more
-    assert estimator.estimate_s(now_s, load, to_worker) >= before_s >= 0
+    assert estimator.estimate_s(now_s, *load, to_worker) >= before_s >= 0
 
 
 @given(estimators(), LOADS, st.sampled_from(DRIVES), SIZES)
@@ -168,9 +167,9 @@ def test_more_to_load_never_makes_the_estimate_smaller(
     known: tuple[LatencyEstimator, LoadQueue, float], load: Load, drive: DriveId, more: int
 ) -> None:
     estimator, to_worker, now_s = known
-    larger = Load({**load.by_drive, drive: load.by_drive.get(drive, 0) + more}, load.load_bytes + more)
-    before_s = estimator.estimate_s(now_s, load, to_worker)
-    assert estimator.estimate_s(now_s, larger, to_worker) >= before_s * (1 - 1e-9)
+    larger = {**load[0], drive: load[0].get(drive, 0) + more}, load[1] + more
+    before_s = estimator.estimate_s(now_s, *load, to_worker)
+    assert estimator.estimate_s(now_s, *larger, to_worker) >= before_s * (1 - 1e-9)
 
 
 @given(estimators(), LOADS)
@@ -178,12 +177,14 @@ def test_blocks_of_the_cache_cost_no_drive_time(
     known: tuple[LatencyEstimator, LoadQueue, float], load: Load
 ) -> None:
     estimator, to_worker, now_s = known
-    from_cache = Load({}, load.load_bytes)
-    assert estimator.estimate_s(now_s, from_cache, to_worker) <= estimator.estimate_s(now_s, load, to_worker)
+    from_cache: Load = {}, load[1]
+    assert estimator.estimate_s(now_s, *from_cache, to_worker) <= estimator.estimate_s(
+        now_s, *load, to_worker
+    )
     for drive in DRIVES:
         estimator.drives[drive].waiting_bytes += 1 << 40
-    assert estimator.estimate_s(now_s, from_cache, to_worker) == estimator.estimate_s(
-        now_s, Load({}, load.load_bytes), to_worker
+    assert estimator.estimate_s(now_s, *from_cache, to_worker) == estimator.estimate_s(
+        now_s, {}, load[1], to_worker
     )
 
 
@@ -192,8 +193,8 @@ def test_what_a_request_has_queued_itself_is_not_waited_for(
     known: tuple[LatencyEstimator, LoadQueue, float], load: Load, own_bytes: int
 ) -> None:
     estimator, to_worker, now_s = known
-    before_s = estimator.estimate_s(now_s, load, to_worker)
-    assert 0 <= estimator.estimate_s(now_s, load, to_worker, own_bytes=own_bytes) <= before_s
+    before_s = estimator.estimate_s(now_s, *load, to_worker)
+    assert 0 <= estimator.estimate_s(now_s, *load, to_worker, own_bytes=own_bytes) <= before_s
 
 
 @given(st.lists(st.tuples(st.integers(1, 1 << 28), TIMES, TIMES), max_size=20), st.floats(0.1, 10), SIZES)
@@ -212,11 +213,13 @@ def test_times_that_were_longer_by_a_factor_are_expected_to_be_so_again(
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2), SIZES), max_size=30))
 def test_a_booking_that_is_closed_leaves_nothing_behind(steps: list[tuple[bool, int, int]]) -> None:
-    queues, booking = [LoadQueue() for _ in range(3)], Booking()
+    worker = Worker()
+    admission = GetAdmission(LatencyEstimator(4 * MIB), lambda: 0.0, worker, 1, len, recompute_s=0.0)
+    queues = [LoadQueue() for _ in range(3)]
     for is_added, which, size in steps:
-        (booking.add if is_added else booking.take)(queues[which], size)
-        assert queues[which].waiting_bytes == booking.of(queues[which]) >= 0
-    booking.close()
+        admission._book(queues[which], size if is_added else -size)
+        assert queues[which].waiting_bytes == admission._booked[queues[which]] >= 0
+    admission.close()
     assert [queue.waiting_bytes for queue in queues] == [0, 0, 0]
 
 

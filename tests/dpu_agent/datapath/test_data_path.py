@@ -249,9 +249,9 @@ async def test_blocks_from_the_cache_count_as_such_only_when_they_arrived() -> N
         await fabric.put(worker, range(2))
         broken.arena.fails = True
         assert reasons_of(await fabric.get(broken, range(2))) == [Reason.TRANSFER_FAILED] * 2
-        assert fabric.context.counters.get_hits_from_cache == 0
+        assert fabric.context.counters.snapshot().get_hits_from_cache == 0
         assert get_states(await fabric.get(worker, range(2))) == [BlockState.HIT] * 2
-        assert fabric.context.counters.get_hits_from_cache == 2
+        assert fabric.context.counters.snapshot().get_hits_from_cache == 2
         await fabric.at_rest()
 
 
@@ -411,8 +411,8 @@ async def test_a_worker_whose_transfers_never_end_cannot_keep_the_cache_from_the
         for done in await asyncio.gather(*getting):
             assert set(get_states(done)) == {BlockState.LATE}
         assert len(stopped.arena.held) == waves, "no more began"
-        assert staging.quarantined_cached_bytes == blocks * SLOT_BYTES
-        assert staging.quarantined_cached_blocks == len(staging.cache._order.held) == blocks
+        assert staging.quarantined_cached[1] == blocks * SLOT_BYTES
+        assert staging.quarantined_cached[0] == len(staging.cache._order.held) == blocks
         status = fabric.agent.status()
         assert status.quarantined_cached_blocks == blocks
         refused = await fabric.get(stopped, range(32))
@@ -434,14 +434,14 @@ async def test_blocks_that_leave_the_cache_before_their_turn_come_from_flash() -
         getting = asyncio.create_task(fabric.get(reader, range(10)))
         await until(lambda: len(reader.arena.held) == 2)
         assert len(staging.cache._order.held) == 8
-        staging._pool.drop(staging.cache.shrink(0))
+        staging._pool.drop(staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1))
         assert len(staging.cache) == 8
         reader.arena.let_go()
         assert get_states(await getting) == [BlockState.HIT] * 10
         for number in range(10):
             slot = number * SLOT_BYTES
             assert reader.arena.bytes[slot : slot + BLOCK_BYTES] == content_of(number)
-        assert fabric.context.counters.get_hits_from_cache == 8
+        assert fabric.context.counters.snapshot().get_hits_from_cache == 8
         said = [message for message in (*reader.said, getting.result()) if not isinstance(message, Settled)]
         told = np.frombuffer(b"".join(message.positions for message in said), codec.U32)
         assert sorted(told.tolist()) == list(range(10)), "each block is said to have landed once"

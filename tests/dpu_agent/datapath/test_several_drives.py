@@ -62,7 +62,7 @@ def pinned(staging: Staging) -> list[int]:
 async def lies_on_first(fabric: Assembly) -> list[bool]:
     """Which of the blocks belong on the first drive, by their shard."""
     routes, secret = fabric.context.routes(), fabric.volume.placement_secret
-    return [routes.shard(secret, chain_of([number])) == SHARD for number in NUMBERS]
+    return [routes.places(secret, chain_of([number]))[0].shard == SHARD for number in NUMBERS]
 
 
 @pytest.fixture
@@ -202,7 +202,9 @@ async def test_a_prefetch_brings_what_the_other_drive_has(other: HeldDrive) -> N
         worker = fabric.worker()
         await fabric.put(worker, NUMBERS)
         on_first = await lies_on_first(fabric)
-        fabric.context.staging._pool.drop(fabric.context.staging.cache.shrink(0))
+        fabric.context.staging._pool.drop(
+            fabric.context.staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1)
+        )
         fabric.drive.holds_reads = True
         done = await fabric.data_path.prefetch(
             worker, fabric.volume, Prefetch(9, 0, FAR_S, chain_of(NUMBERS))

@@ -61,7 +61,7 @@ async def test_a_block_is_placed_by_each_epoch_where_the_agent_itself_looks_for_
         routes = fabric.context.routes()
         for number, found in enumerate(places):
             now, then = found.places
-            assert now.shard == routes.shard(volume.placement_secret, chain_of([number]))
+            assert now.shard == routes.places(volume.placement_secret, chain_of([number]))[0].shard
             assert (then.shard, then.placement_epoch) == (SHARD, before.placement_epoch)
             assert now.placement_epoch == fabric.membership.map.placement_epoch
         assert {found.places[0].shard for found in places} == {SHARD, second.shard}
@@ -92,7 +92,7 @@ async def test_an_operator_has_blocks_brought_into_the_cache_unless_the_volume_i
 ) -> None:
     async with asked(tmp_path) as (fabric, hands):
         await fabric.put(fabric.worker(), range(4))
-        fabric.agent._staging.cache.shrink(0)
+        fabric.agent._staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1)
         record, spans = fabric.volume.record, chain_of(range(5))
         fabric.membership.rule(Overrides(switches={(TENANT, "v"): Switch.OFF}))
         done = await hands.prefetch(AGENT, record, spans, FAR_S)

@@ -23,7 +23,7 @@ from tests.support.agent.assembly import (
 from tests.support.stalls import Stopwatch
 
 from ostraca_dpu_agent.agent import Agent
-from ostraca_dpu_agent.datapath.staging.leases import LeaseRefusal, Purpose
+from ostraca_dpu_agent.datapath.staging.leases import Purpose
 from ostraca_dpu_agent.server.dispatcher import RemoteWorkers
 from ostraca_dpu_agent.settings import MIB, AgentSettings
 from ostraca_fabric.connection import connect
@@ -188,7 +188,7 @@ async def test_guests_of_one_tenant_together_hold_no_more_than_one_worker_may() 
         lease = await other._staging.lease(
             share_bytes // 4096, 4096, Purpose.GET, holder=RemoteWorkers(TENANT), within_s=0.01
         )
-        assert lease is LeaseRefusal.DEADLINE
+        assert lease is Reason.DEADLINE
         assert max(held.values()) <= share_bytes
         fabric.drive.let_go()
         assert [await each for each in asking] == [{(BlockState.HIT, Reason.NONE)}] * 24

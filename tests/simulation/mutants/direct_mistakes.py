@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -100,7 +101,7 @@ def the_agent_delivers_what_it_has_offered() -> None:
         left = np.setdiff1d(found, rest)
         plan = ReadPlan.of(locations, self._blocks.seeds, left, per_part=len(self._blocks))
         for drive, parts in plan.queues:
-            self._context.tasks.spawn(self._lane(plan, drive, parts))
+            self._context.tasks.spawn(self._lane(parts, partial(self._part, plan, drive)))
         return rest
 
     _change(GetRun, "_leave_drives", greedy)

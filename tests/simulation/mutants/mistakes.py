@@ -24,7 +24,7 @@ from ostraca_dpu_agent.controller.served_shard import ServedShard, adopt_late_co
 from ostraca_dpu_agent.controller.served_shards import ServedShards
 from ostraca_dpu_agent.datapath import commits
 from ostraca_dpu_agent.datapath.location.locator import Locator
-from ostraca_dpu_agent.datapath.location.routing import MapPlacements, Routes
+from ostraca_dpu_agent.datapath.location.routing import Routes
 from ostraca_dpu_agent.datapath.put import MovedGroup, PutRun
 from ostraca_dpu_agent.datapath.space import Space
 from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
@@ -391,7 +391,7 @@ def a_reservation_counts_from_its_answer() -> None:
     take: Any = Space._record
 
     def from_now(self: Space, *rest: Any) -> None:
-        take(self, *rest[:-1], self._clock() + self._hold_s)
+        take(self, *rest[:-1], self._context.clock() + self._context.hold_s)
 
     _change(Space, "_record", from_now)
 
@@ -495,16 +495,16 @@ def _sent_from_the_wrong_place(self: InlinePeer, wave: Any) -> Any:
 
 
 def blocks_are_placed_by_revision() -> None:
-    begin_made, chosen = MapPlacements.__init__, MapPlacements.shard_numbers
+    begin_made, chosen = Routes.__init__, Routes.shard_numbers
     revisions: dict[int, int] = {}
 
-    def by_revision(self: MapPlacements, fabric_map: Any, before: Any) -> None:
-        begin_made(self, fabric_map, before)
+    def by_revision(self: Routes, fabric_map: Any, *rest: Any) -> None:
+        begin_made(self, fabric_map, *rest)
         revisions[id(self)] = fabric_map.revision
 
-    def salted(self: MapPlacements, age: int, secret: bytes, spans: Any) -> NDArray[np.intp]:
+    def salted(self: Routes, age: int, secret: bytes, spans: Any) -> NDArray[np.intp]:
         salt = b"%d" % revisions[id(self)]
         return chosen(self, age, blake2b(secret, key=salt, digest_size=32).digest(), spans)
 
-    _change(MapPlacements, "__init__", by_revision)
-    _change(MapPlacements, "shard_numbers", salted)
+    _change(Routes, "__init__", by_revision)
+    _change(Routes, "shard_numbers", salted)

@@ -319,7 +319,7 @@ class Assembly:
 
     def ask_by_message(self) -> None:
         """Make the agent ask its own shards through ``owners``, like an agent elsewhere."""
-        self.context.locator.here = None
+        self.context.locator.agent = AgentId("elsewhere")
 
     @property
     def service(self) -> OwnerService:
@@ -427,9 +427,9 @@ class Assembly:
         staging = self.context.staging
         assert staging.held_bytes == 0
         assert staging.quarantined_bytes == 0
-        assert staging.quarantined_cached_blocks == staging.quarantined_cached_bytes == 0
+        assert staging.quarantined_cached == (0, 0)
         assert not staging._held_by
-        assert not staging._quarantined_by
+        assert not staging._quarantined
         assert not any(staging._held.values())
         assert not any(staging._queues.values())
         check_slots(staging._pool)

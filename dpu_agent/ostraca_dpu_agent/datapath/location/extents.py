@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations
+from ostraca_dpu_agent.datapath.location.routing import BlockLocations
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import ExtentsRead, GetExtents
@@ -69,27 +69,11 @@ class OfferedBlocks:
         A read may still use the slots of lost blocks; those of failed blocks are free. Blocks never offered
         are ignored. Raises MalformedError.
         """
-        left = np.zeros(blocks, np.bool_)
-        left[self.positions] = True
-        verified = _taken(left, report.verified)
-        if len(verified) == len(self.positions):
-            return verified, NO_POSITIONS
-        _taken(left, report.failed)
-        return verified, np.flatnonzero(left)
+        offered = self.positions
+        is_verified = np.isin(offered, codec.positions(report.verified, blocks))
+        is_failed = np.isin(offered, codec.positions(report.failed, blocks))
+        return offered[is_verified], offered[~(is_verified | is_failed)]
 
     def hits_on(self, verified: NDArray[np.intp]) -> dict[DriveId, int]:
         """Return the number of verified blocks on each drive."""
-        is_all = len(verified) == len(self.positions)
-        return {
-            drive: len(its) if is_all else int(np.isin(its, verified).sum())
-            for drive, its in self.by_drive.items()
-        }
-
-
-def _taken(left: NDArray[np.bool_], column: bytes) -> NDArray[np.intp]:
-    """Remove the named positions from *left*; return the removed positions."""
-    named = np.zeros(len(left), np.bool_)
-    named[codec.positions(column, len(left))] = True
-    named &= left
-    left ^= named
-    return np.flatnonzero(named)
+        return {drive: int(np.isin(its, verified).sum()) for drive, its in self.by_drive.items()}

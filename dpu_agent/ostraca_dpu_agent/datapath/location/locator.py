@@ -15,6 +15,7 @@ import itertools
 import logging
 from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -43,7 +44,6 @@ from ostraca_fabric.runtime.tasks import Tasks, begun
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     AnswerToAgent,
-    OwnerNotice,
     Release,
     Resolve,
     Resolved,
@@ -62,29 +62,25 @@ class OwnerAnswer:
 
     part: ShardPart
     source: BlockSource
-    reason: Reason
-    """Reason for absent blocks."""
-
-    pin: int = 0
-    is_found: NDArray[np.bool_] | None = None
-    """Per block; None without a useful answer."""
-
-    extents: Extents | None = None
-    """None if the query asked only for existence."""
-
-    is_held_off: bool = False
+    answer: ShardAnswer
+    is_held_off: bool
     """Whether the drive may not be read now, so that found blocks are misses."""
 
     @property
     def is_complete(self) -> bool:
         """Whether the owner knows the whole shard."""
-        return self.is_found is not None and self.reason is Reason.NOT_FOUND
+        return self.answer.is_found is not None and not self.answer.is_recovering
 
     @property
     def found_positions(self) -> NDArray[np.intp]:
         """Positions of the readable blocks."""
-        positions = self.part.positions
-        return positions[:0] if self.is_found is None or self.is_held_off else positions[self.is_found]
+        positions, is_found = self.part.positions, self.answer.is_found
+        return positions[:0] if is_found is None or self.is_held_off else positions[is_found]
+
+    @property
+    def pins(self) -> Pins:
+        """Pin of the blocks, if any."""
+        return _pins(self.source.owner, self.part, self.answer)
 
 
 @dataclass(slots=True, eq=False)
@@ -112,12 +108,11 @@ class Locator:
         agent: AgentId,
         owners: Owners,
         drives: Mapping[DriveId, Drive],
-        here: LocalShards | None = None,
+        here: LocalShards,
     ) -> None:
         """Ask for *agent*: its own shards *here*, others through *owners*.
 
-        Without *here*, *owners* answer for this agent too. Blocks on *drives* with an open circuit breaker
-        are not found.
+        Blocks on *drives* with an open circuit breaker are not found.
         """
         self.agent = agent
         self.owners = owners
@@ -163,7 +158,7 @@ class Locator:
     ) -> BlockLocations:
         """Locate blocks *grouped* by owner, as ``Routes.by_owner``."""
         parts, unowned = grouped
-        locations = BlockLocations.empty(len(keys), is_brief=terms.is_brief)
+        locations = BlockLocations.empty(len(keys))
         if len(unowned):
             locations.reasons[unowned] = Reason.NO_OWNER
         answers = await OwnerQuery(self, routes, keys, terms).run(restrict(parts, wanted))
@@ -175,7 +170,7 @@ class Locator:
             if answer.part.age:
                 self.found_earlier += blocks
             if not blocks:
-                self.release_pin(answer)
+                self.release(answer.pins)
         return locations
 
     async def exist(
@@ -187,14 +182,15 @@ class Locator:
         *,
         wanted: NDArray[np.bool_],
         within_s: float,
+        pin_s: float = 0.0,
         is_counted: bool = True,
     ) -> tuple[NDArray[np.bool_], NDArray[np.uint8]]:
         """Tell which *wanted* blocks exist; also return the reason for each absent block.
 
-        As a brief ``locate`` without a pin. Other owners are asked first. Then this agent looks up the blocks
-        of its whole shards in one pass.
+        As a brief ``locate``. Without a pin, other owners are asked first, then this agent looks up the
+        blocks of its whole shards in one pass.
         """
-        if self.here is None or routes.has_earlier:
+        if pin_s > 0 or routes.has_earlier:
             locations = await self.locate(
                 routes,
                 volume,
@@ -202,7 +198,7 @@ class Locator:
                 keys,
                 wanted=wanted,
                 within_s=within_s,
-                pin_s=0.0,
+                pin_s=pin_s,
                 is_brief=True,
                 is_counted=is_counted,
             )
@@ -212,18 +208,16 @@ class Locator:
         own = {shard for shard in set(shards) if self._is_whole_here(routes, shard)}
         asked: BlockLocations | Awaitable[BlockLocations] | None = None
         if not own.issuperset(shards):
-            grouped = routes.parts(shards, counts, but=own)
-            asked = begun(self._locate(routes, keys, grouped, wanted, terms))
+            is_asked = wanted & ~np.repeat([shard in own for shard in shards], counts)
+            grouped = routes.by_owner(volume.placement_secret, spans)
+            asked = begun(self._locate(routes, keys, grouped, is_asked, terms))
             shards = [shard if shard in own else None for shard in shards]
-        epoch = routes.map.placement_epoch
-        if np.count_nonzero(wanted) == len(wanted):
-            is_found = self.here.has(list(zip(shards, counts, strict=True)), epoch, keys, terms)
-        else:
+        rows: slice | NDArray[np.bool_] = slice(None)
+        if np.count_nonzero(wanted) < len(wanted):
             firsts = list(itertools.accumulate(counts[:-1], initial=0))
-            counts = np.add.reduceat(wanted, firsts, dtype=np.intp).tolist()
-            is_found = np.zeros(len(keys), np.bool_)
-            runs = list(zip(shards, counts, strict=True))
-            is_found[wanted] = self.here.has(runs, epoch, keys[wanted], terms)
+            rows, counts = wanted, np.add.reduceat(wanted, firsts, dtype=np.intp).tolist()
+        runs, is_found = list(zip(shards, counts, strict=True)), np.zeros(len(keys), np.bool_)
+        is_found[rows] = self.here.has(runs, routes.map.placement_epoch, keys[rows], terms)
         if asked is None:
             return is_found, codec.filled(len(keys), Reason.NOT_FOUND)
         locations = asked if isinstance(asked, BlockLocations) else await asked
@@ -231,7 +225,7 @@ class Locator:
 
     def _is_whole_here(self, routes: Routes, shard: ShardId | None) -> bool:
         """Return whether this agent owns a shard, knows all of its blocks, and may read its drive."""
-        if shard is None or routes.map.owner(shard) != self.agent or self.here is None:
+        if shard is None or routes.map.owner(shard) != self.agent:
             return False
         drive = self.drives.get(routes.place(shard)[0])
         return self.here.is_whole(shard) and not (drive is not None and drive.refuses_reads)
@@ -252,8 +246,6 @@ class Locator:
         whose owner can't tell. Agents silent for *within_s* count as having no blocks.
         """
         is_found, was_found = np.zeros(len(keys), np.bool_), np.zeros(len(keys), np.bool_)
-        if not routes.has_earlier:
-            return is_found, was_found
         parts, _ = routes.by_owner_of_all(volume.placement_secret, spans)
         earlier = {
             owner: some for owner, its in parts.items() if (some := [part for part in its if part.age])
@@ -273,12 +265,7 @@ class Locator:
             by_owner.setdefault(owner, []).append(pin)
         pins.clear()
         for owner, releases in by_owner.items():
-            self._tell(owner, Release(tuple(releases)))
-
-    def release_pin(self, answer: OwnerAnswer) -> None:
-        """Release the pin of an answer, if any."""
-        if answer.pin:
-            self._tell(answer.source.owner, Release((ShardRelease(answer.source.shard, (answer.pin,)),)))
+            self.owners.tell(owner, Release(tuple(releases)))
 
     def session_ended(
         self, routes: Routes, volume: ServedVolume, spans: Sequence[Span], keys: NDArray[np.uint8]
@@ -287,13 +274,7 @@ class Locator:
         parts, _ = routes.by_owner(volume.placement_secret, spans)
         for owner, shard_parts in parts.items():
             named = (ShardKeys(part.shard, keys[part.positions].tobytes()) for part in shard_parts)
-            self._tell(owner, SessionEnded(tuple(named)))
-
-    def _tell(self, owner: AgentId, notice: OwnerNotice) -> None:
-        if self.here is not None and owner == self.agent:
-            self.here.notice(notice)
-        else:
-            self.owners.tell(owner, notice)
+            self.owners.tell(owner, SessionEnded(tuple(named)))
 
 
 def _merge(locations: BlockLocations, answer: OwnerAnswer) -> int:
@@ -301,9 +282,9 @@ def _merge(locations: BlockLocations, answer: OwnerAnswer) -> int:
 
     Returns the number of blocks for which the pin is needed: all those of the newest epoch, found or not.
     """
-    if answer.is_held_off or answer.reason is not Reason.NOT_FOUND:
+    if answer.is_held_off or not answer.is_complete:
         _note_reasons(locations, answer)
-    is_found, extents, at = answer.is_found, answer.extents, answer.part.positions
+    is_found, extents, at = answer.answer.is_found, answer.answer.extents, answer.part.positions
     if is_found is None or answer.is_held_off:
         return 0
     rows: slice | NDArray[np.intp] = slice(None)
@@ -320,17 +301,17 @@ def _merge(locations: BlockLocations, answer: OwnerAnswer) -> int:
         locations.tags[at] = extents.tags[rows]
     locations.source[at] = len(locations.sources)
     locations.sources.append(answer.source)
-    if answer.pin:
-        locations.pins.append((answer.source.owner, ShardRelease(answer.source.shard, (answer.pin,))))
+    locations.pins += answer.pins
     return len(at)
 
 
 def _note_reasons(locations: BlockLocations, answer: OwnerAnswer) -> None:
     """Note reasons for absent blocks, unless a newer answer gave one."""
-    at = answer.part.positions
-    reasons = codec.filled(len(at), answer.reason)
-    if answer.is_held_off and answer.is_found is not None:
-        reasons[answer.is_found] = Reason.DRIVE_SUSPECT
+    at, is_found = answer.part.positions, answer.answer.is_found
+    why = Reason.RECOVERING if answer.answer.is_recovering else Reason.NOT_FOUND
+    reasons = codec.filled(len(at), Reason.NO_OWNER if is_found is None else why)
+    if answer.is_held_off and is_found is not None:
+        reasons[is_found] = Reason.DRIVE_SUSPECT
     is_without = locations.reasons[at] == Reason.NOT_FOUND
     locations.reasons[at[is_without]] = reasons[is_without]
 
@@ -358,28 +339,24 @@ class OwnerQuery:
             if own := parts.get(locator.agent):
                 if any(isinstance(pending.answer, asyncio.Task) for pending in waiting):
                     await asyncio.sleep(0)  # lets the tasks start
-                if locator.here is not None:
-                    self._add(*self._evaluate(locator.agent, own, self._look_up(locator.here, own)))
-                else:
-                    self._ask(locator.agent, own, self._terms, is_only=True)
-                    await self._receive(waiting[-1])
+                keys, here = self._keys, locator.here
+                self._note(
+                    locator.agent,
+                    own,
+                    [
+                        here.resolve(each.shard, each.epoch, keys.take(each.positions, 0), self._terms)
+                        for each in own
+                    ],
+                )
             while waiting and not self._is_enough():
                 await self._receive(waiting[0] if len(waiting) == 1 else await _first_answered(waiting))
         except BaseException:
-            for answer in self._answers:
-                locator.release_pin(answer)
+            locator.release([pin for answer in self._answers for pin in answer.pins])
             raise
         finally:
             for pending in waiting:
                 locator.tasks.spawn(self._release_late(pending))
         return self._answers
-
-    def _look_up(self, here: LocalShards, parts: list[ShardPart]) -> list[ShardAnswer | None]:
-        """Ask this agent's own shards."""
-        keys = self._keys
-        return [
-            here.resolve(part.shard, part.epoch, keys.take(part.positions, 0), self._terms) for part in parts
-        ]
 
     def _ask(
         self,
@@ -410,83 +387,61 @@ class OwnerQuery:
             await asyncio.wait([pending.answer])
         self._waiting.remove(pending)
         answers = self._parsed(pending, await _answer(pending.answer))
-        self._add(*self._evaluate(pending.owner, pending.parts, answers, is_last=pending.is_last))
+        self._note(pending.owner, pending.parts, answers, is_last=pending.is_last)
 
-    def _add(self, answers: list[OwnerAnswer], forwarded: PartsByOwner) -> None:
-        """Note answers, and ask the other owners named there."""
-        self._answers += answers
-        if forwarded:
+    def _note(
+        self, owner: AgentId, parts: list[ShardPart], answers: Sequence[ShardAnswer], *, is_last: bool = False
+    ) -> None:
+        """Note an agent's answers, and ask the other owners named there."""
+        forwarded: PartsByOwner = {}
+        for part, answer in zip(parts, answers, strict=True):
+            other = AgentId("" if answer.is_owner or is_last else answer.known_owner)
+            if other in ("", owner):
+                source = BlockSource(owner, part.shard, *self._routes.place(part.shard))
+                drive = self._locator.drives.get(source.drive)
+                is_held_off = drive is not None and drive.refuses_reads
+                self._answers.append(OwnerAnswer(part, source, answer, is_held_off))
+            else:
+                forwarded.setdefault(other, []).append(part)
+        for other, its in forwarded.items():
             again = msgspec.structs.replace(self._terms, deadline_s=max(0.0, self._until_s - _now_s()))
-            for owner, parts in forwarded.items():
-                self._ask(owner, parts, again, is_last=True)
+            self._ask(other, its, again, is_last=True)
 
     async def _release_late(self, pending: _PendingAnswer) -> None:
         """Release pins of an answer that was not awaited."""
         answers = self._parsed(pending, await _answer(pending.answer))
-        for answer in self._evaluate(pending.owner, pending.parts, answers, is_last=True)[0]:
-            self._locator.release_pin(answer)
+        for part, answer in zip(pending.parts, answers, strict=True):
+            self._locator.release(_pins(pending.owner, part, answer))
 
-    def _parsed(self, pending: _PendingAnswer, answer: AnswerToAgent | None) -> list[ShardAnswer | None]:
-        """Parse an answer, one item per part; None without a useful answer."""
+    def _parsed(self, pending: _PendingAnswer, answer: AnswerToAgent | None) -> list[ShardAnswer]:
+        """Parse an answer, one item per part."""
         shards = answer.shards if isinstance(answer, Resolved) else ()
-        missing = [None] * (len(pending.parts) - len(shards))
-        return [
-            *(self._parse(pending, part, each) for part, each in zip(pending.parts, shards, strict=False)),
-            *missing,
-        ]
+        each = zip_longest(pending.parts, shards[: len(pending.parts)])
+        return [self._parse(pending.owner, len(part.positions), found) for part, found in each]
 
-    def _parse(self, pending: _PendingAnswer, part: ShardPart, answer: ShardExtents) -> ShardAnswer:
-        count, is_found, extents = len(part.positions), None, None
-        is_owner = answer.is_owner
+    def _parse(self, owner: AgentId, count: int, answer: ShardExtents | None) -> ShardAnswer:
+        if answer is None or not answer.is_owner:
+            return ShardAnswer(is_owner=False, known_owner="" if answer is None else answer.known_owner)
+        is_found, extents = None, None
         try:
-            if is_owner:
-                is_found = codec.u8(answer.found, count) != 0
-                if not self._terms.is_brief:
-                    extents = Extents(
-                        codec.u64(answer.offsets, count),
-                        codec.u32(answer.lengths, count),
-                        codec.u64(answer.generations, count),
-                        codec.rows16(answer.tags, count),
-                    )
+            is_found = codec.u8(answer.found, count) != 0
+            if not self._terms.is_brief:
+                extents = Extents(
+                    codec.u64(answer.offsets, count),
+                    codec.u32(answer.lengths, count),
+                    codec.u64(answer.generations, count),
+                    codec.rows16(answer.tags, count),
+                )
         except MalformedError:
-            log.exception("Owner %s gave extents that do not fit its request", pending.owner)
-            is_owner, is_found = False, None
+            log.exception("Owner %s gave extents that do not fit its request", owner)
+            is_found = None
         return ShardAnswer(
-            is_owner=is_owner,
+            is_owner=True,
             is_found=is_found,
             extents=extents,
             pin=answer.pin,
             is_recovering=answer.is_recovering,
-            known_owner="" if answer.is_owner else answer.known_owner,
         )
-
-    def _evaluate(
-        self,
-        owner: AgentId,
-        parts: list[ShardPart],
-        answers: Sequence[ShardAnswer | None],
-        *,
-        is_last: bool = False,
-    ) -> tuple[list[OwnerAnswer], PartsByOwner]:
-        """Evaluate an agent's answers; return also parts with another owner, by owner."""
-        evaluated: list[OwnerAnswer] = []
-        forwarded: PartsByOwner = {}
-        for part, answer in zip(parts, answers, strict=True):
-            other = "" if answer is None or answer.is_owner or is_last else answer.known_owner
-            if other in ("", owner):
-                source = BlockSource(owner, part.shard, *self._routes.place(part.shard))
-                evaluated.append(self._evaluate_part(part, source, answer))
-            else:
-                forwarded.setdefault(AgentId(other), []).append(part)
-        return evaluated, forwarded
-
-    def _evaluate_part(self, part: ShardPart, source: BlockSource, answer: ShardAnswer | None) -> OwnerAnswer:
-        if answer is None or answer.is_found is None:
-            return OwnerAnswer(part, source, Reason.NO_OWNER, 0 if answer is None else answer.pin)
-        drive = self._locator.drives.get(source.drive)
-        is_held_off = drive is not None and drive.refuses_reads
-        reason = Reason.RECOVERING if answer.is_recovering else Reason.NOT_FOUND
-        return OwnerAnswer(part, source, reason, answer.pin, answer.is_found, answer.extents, is_held_off)
 
     def _is_enough(self) -> bool:
         """Return whether pending answers cannot change the result.
@@ -510,6 +465,10 @@ def drop_superseded(answers: list[OwnerAnswer]) -> list[OwnerAnswer]:
     return [
         answer for answer in answers if not answer.part.is_previous_owner or answer.part.shard not in complete
     ]
+
+
+def _pins(owner: AgentId, part: ShardPart, answer: ShardAnswer) -> Pins:
+    return [(owner, ShardRelease(part.shard, (answer.pin,)))] if answer.pin else []
 
 
 async def _answer(pending: Awaitable[AnswerToAgent | None]) -> AnswerToAgent | None:

@@ -16,20 +16,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.model.chain import Span
-from ostraca_fabric.model.fabric_map import (
-    EnclosureRecord,
-    FabricMap,
-    PlacementRecord,
-    ShardRecord,
-    weights_of,
-)
+from ostraca_fabric.model.fabric_map import FabricMap, PlacementRecord, ShardRecord, weights_of
 from ostraca_fabric.model.ids import AgentId, DriveId, EnclosureId, PlacementEpoch, ShardId, enclosure_of
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.policies.placement import NOWHERE, Placement, blocks_of_units
@@ -43,6 +38,8 @@ GroupedBlocks = tuple[PartsByOwner, NDArray[np.intp]]
 """Blocks of a request by owner, and the positions of blocks without an owner or a shard."""
 
 NO_POSITIONS = np.empty(0, np.intp)
+
+_Place = TypeVar("_Place", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,59 +67,6 @@ class _Live:
     numbers: NDArray[np.intp]
     """Map's shard number per placement index; NOWHERE for a removed shard, and at the end."""
 
-    has_same_numbers: bool
-    """Usually the placement's indexes equal the map's numbers, and no table is needed."""
-
-
-class MapPlacements:
-    """Placements made for a map's routes; still valid parts serve the next map."""
-
-    def __init__(self, fabric_map: FabricMap, before: MapPlacements | None) -> None:
-        self.enclosures: Mapping[EnclosureId, EnclosureRecord] = fabric_map.enclosures
-        self.shards: tuple[ShardRecord, ...]
-        self.numbers: dict[ShardId, int]
-        self.weights: dict[EnclosureId, dict[ShardId, int]]
-        is_as_before = before is not None and before.enclosures is fabric_map.enclosures
-        if before is not None and is_as_before:
-            self.shards, self.numbers, self.weights = before.shards, before.numbers, before.weights
-        else:
-            self.shards = fabric_map.shards()
-            self.numbers = {shard.id: number for number, shard in enumerate(self.shards)}
-            self.weights = weights_of(fabric_map.enclosures.values())
-        current = PlacementRecord(fabric_map.placement_epoch, self.weights)
-        self.records = (current, *fabric_map.earlier_placements)
-        self._live: dict[PlacementEpoch, _Live] = {}
-        for record in self.records:
-            live = before.live(record.epoch) if before is not None else None
-            if live is not None and live.record.weights == record.weights:
-                self._live[record.epoch] = live if is_as_before else self._map_numbers(record, live.placement)
-
-    def live(self, epoch: PlacementEpoch) -> _Live | None:
-        """Return a live epoch, if made."""
-        return self._live.get(epoch)
-
-    def shard_numbers(self, age: int, secret: bytes, spans: Sequence[Span]) -> NDArray[np.intp]:
-        """Return the shard number of each block under an epoch; NOWHERE if none."""
-        return self.unit_numbers(age, secret, spans).repeat(blocks_of_units(spans))
-
-    def unit_numbers(self, age: int, secret: bytes, spans: Sequence[Span]) -> NDArray[np.intp]:
-        """Return the shard number of each stripe unit under an epoch; NOWHERE if none."""
-        record = self.records[age]
-        live = self._live.get(record.epoch)
-        if live is None:
-            live = self._live[record.epoch] = self._map_numbers(record, Placement.recorded(record))
-        indexes = live.placement.unit_shards(secret, spans)
-        return indexes if live.has_same_numbers else live.numbers[indexes]
-
-    def shard_numbers_by_age(self, secret: bytes, spans: Sequence[Span]) -> list[NDArray[np.intp]]:
-        """Return the shard numbers under every epoch, current epoch first."""
-        return [self.shard_numbers(age, secret, spans) for age in range(len(self.records))]
-
-    def _map_numbers(self, record: PlacementRecord, placement: Placement) -> _Live:
-        numbers = [self.numbers.get(shard, NOWHERE) for shard in placement.shard_ids]
-        has_same = numbers == list(range(len(numbers)))
-        return _Live(record, placement, np.array([*numbers, NOWHERE], np.intp), has_same)
-
 
 class Routes:
     """Placement of blocks under a fabric map."""
@@ -133,44 +77,60 @@ class Routes:
         before: Routes | None = None,
         previous_owners: Mapping[ShardId, AgentId] | None = None,
     ) -> None:
-        """Route by this map, and reuse placements of *before*.
+        """Route by this map, and reuse placements of *before*, as far as valid.
 
         Agents in *previous_owners* were owners until lately. They are asked after the owner, or instead of a
         missing owner.
         """
         self.map = fabric_map
         self.previous_owners = previous_owners or {}
-        reused = None if before is None else before.placements
-        self.placements: MapPlacements = MapPlacements(fabric_map, reused)
+        same = before if before is not None and before.map.enclosures is fabric_map.enclosures else None
+        self.shards: tuple[ShardRecord, ...] = fabric_map.shards() if same is None else same.shards
+        self.numbers: dict[ShardId, int] = (
+            {shard.id: number for number, shard in enumerate(self.shards)} if same is None else same.numbers
+        )
+        self.weights: dict[EnclosureId, dict[ShardId, int]] = (
+            weights_of(fabric_map.enclosures.values()) if same is None else same.weights
+        )
+        current = PlacementRecord(fabric_map.placement_epoch, self.weights)
+        self.records = (current, *fabric_map.earlier_placements)
+        self.live: dict[PlacementEpoch, _Live] = {}
+        """Live epochs whose placement is made."""
+
+        made = {} if before is None else before.live
+        for record in self.records:
+            live = made.get(record.epoch)
+            if live is not None and live.record.weights == record.weights:
+                self.live[record.epoch] = self._map_numbers(record, live.placement) if same is None else live
 
     @property
     def has_earlier(self) -> bool:
         """Whether agents other than the current owners may know blocks."""
-        return len(self.placements.records) > 1 or bool(self.previous_owners)
+        return len(self.records) > 1 or bool(self.previous_owners)
+
+    def unit_numbers(self, age: int, secret: bytes, spans: Sequence[Span]) -> NDArray[np.intp]:
+        """Return the shard number of each stripe unit under an epoch; NOWHERE if none."""
+        record = self.records[age]
+        live = self.live.get(record.epoch)
+        if live is None:
+            live = self.live[record.epoch] = self._map_numbers(record, Placement.recorded(record))
+        return live.numbers[live.placement.unit_shards(secret, spans)]
+
+    def shard_numbers(self, age: int, secret: bytes, spans: Sequence[Span]) -> NDArray[np.intp]:
+        """Return the shard number of each block under an epoch; NOWHERE if none."""
+        return self.unit_numbers(age, secret, spans).repeat(blocks_of_units(spans))
+
+    def _map_numbers(self, record: PlacementRecord, placement: Placement) -> _Live:
+        numbers = [self.numbers.get(shard, NOWHERE) for shard in placement.shard_ids]
+        return _Live(record, placement, np.array([*numbers, NOWHERE], np.intp))
 
     def by_owner(self, secret: bytes, spans: Sequence[Span]) -> GroupedBlocks:
         """Group blocks by owner and shard, under the current placement epoch.
 
         Also returns the positions without an owner or a shard. *secret* is the volume's placement secret.
         """
-        return self.parts(*self.runs(secret, spans))
-
-    def parts(
-        self, shards: Sequence[ShardId | None], counts: Sequence[int], *, but: Collection[ShardId | None] = ()
-    ) -> GroupedBlocks:
-        """Group the blocks of ``runs`` as ``by_owner``, without the shards in *but*."""
-        everything = np.arange(sum(counts))
-        pieces: dict[ShardId | None, list[NDArray[np.intp]]] = {}
-        first = 0
-        for shard, count in zip(shards, counts, strict=True):
-            if shard not in but:
-                pieces.setdefault(shard, []).append(everything[first : first + count])
-            first += count
         parts: PartsByOwner = {}
-        unowned: list[NDArray[np.intp]] = []
-        for shard, its in pieces.items():
-            self._add(shard, its[0] if len(its) == 1 else np.concatenate(its), 0, parts, unowned)
-        return parts, np.concatenate(unowned) if unowned else NO_POSITIONS
+        return parts, self._group(self.shard_numbers(0, secret, spans), 0, parts)
 
     def runs(self, secret: bytes, spans: Sequence[Span]) -> tuple[list[ShardId | None], list[int]]:
         """Return the shard of each run of neighbours under the current placement epoch, and its blocks.
@@ -180,12 +140,12 @@ class Routes:
         shards: list[ShardId | None] = []
         counts: list[int] = []
         last = None
-        numbers = self.placements.unit_numbers(0, secret, spans).tolist()
+        numbers = self.unit_numbers(0, secret, spans).tolist()
         for number, count in zip(numbers, blocks_of_units(spans), strict=True):
             if number == last:
                 counts[-1] += count
             else:
-                shards.append(None if number == NOWHERE else self.placements.shards[number].id)
+                shards.append(None if number == NOWHERE else self.shards[number].id)
                 counts.append(count)
                 last = number
         return shards, counts
@@ -196,83 +156,56 @@ class Routes:
         A block placed on the same shard by several epochs appears once, under the newest. Removed or
         unowned shards of earlier epochs are left out. The returned positions are those of ``by_owner``.
         """
+        ages = range(len(self.records))
+        chosen = [self.shard_numbers(age, secret, spans) for age in ages]
         parts: PartsByOwner = {}
-        chosen = self.placements.shard_numbers_by_age(secret, spans)
         unowned = self._group(chosen[0], 0, parts)
-        for age in range(1, len(chosen)):
+        for age in ages[1:]:
             is_new = np.logical_and.reduce([chosen[age] != newer for newer in chosen[:age]])
             self._group(np.where(is_new, chosen[age], NOWHERE), age, parts)
-        if self.previous_owners:
-            self._add_previous_owners(parts, age=len(chosen))
+        for part in list(itertools.chain.from_iterable(parts.values())):
+            agent = self.previous_owners.get(part.shard)
+            if agent is not None and self.map.owner(part.shard) is not None:
+                other = replace(part, age=len(ages) + part.age, is_previous_owner=True)
+                parts.setdefault(agent, []).append(other)
         return parts, unowned
 
-    def shard(self, secret: bytes, spans: Sequence[Span]) -> ShardId | None:
-        """Return the shard of the first block; None if no shard takes blocks."""
-        number = int(self.placements.shard_numbers(0, secret, spans)[0])
-        return None if number < 0 else self.placements.shards[number].id
-
-    def earlier_shards(self, secret: bytes, spans: Sequence[Span]) -> list[ShardId]:
-        """Return other possible shards of the first block, newest epoch first."""
-        numbers = self._first_numbers(secret, spans)
-        others = dict.fromkeys(number for number in numbers[1:] if number not in (NOWHERE, numbers[0]))
-        return [self.placements.shards[number].id for number in others]
+    def _group(self, chosen: NDArray[np.intp], age: int, parts: PartsByOwner) -> NDArray[np.intp]:
+        """Add an epoch's placements to *parts*; return positions without owner."""
+        unowned = [NO_POSITIONS]
+        in_order = np.argsort(chosen, kind="stable")  # fast, as neighbours usually share a place
+        numbers = chosen[in_order]
+        ends = ((numbers[1:] != numbers[:-1]).nonzero()[0] + 1).tolist()
+        for begin, end in itertools.pairwise((0, *ends, len(numbers)) if len(numbers) else ()):
+            positions, number = in_order[begin:end], int(numbers[begin])
+            shard = None if number == NOWHERE else self.shards[number].id
+            owner = None if shard is None else self.map.owner(shard) or self.previous_owners.get(shard)
+            if shard is None or owner is None:
+                unowned.append(positions)
+            else:
+                part = ShardPart(shard, positions, age, self.records[age].epoch)
+                parts.setdefault(owner, []).append(part)
+        return np.concatenate(unowned)
 
     def places(self, secret: bytes, spans: Sequence[Span]) -> tuple[EpochPlacement, ...]:
         """Return the first block's place under each live epoch, current first."""
-        numbers = self._first_numbers(secret, spans)
-        return tuple(self._then(*each) for each in zip(self.placements.records, numbers, strict=True))
-
-    def _first_numbers(self, secret: bytes, spans: Sequence[Span]) -> list[int]:
-        """Return the shard number of the first block under each live epoch."""
-        return [int(numbers[0]) for numbers in self.placements.shard_numbers_by_age(secret, spans)]
+        return tuple(
+            self._then(record, int(self.unit_numbers(age, secret, spans)[0]))
+            for age, record in enumerate(self.records)
+        )
 
     def _then(self, record: PlacementRecord, number: int) -> EpochPlacement:
         if number == NOWHERE:
             return EpochPlacement(record.epoch)
-        shard = self.placements.shards[number].id
+        shard = self.shards[number].id
         claim = self.map.claims.get(shard)
         owner, epoch = (self.map.owner(shard) or "", 0 if claim is None else claim.epoch)
         return EpochPlacement(record.epoch, enclosure_of(shard), shard, owner, epoch if owner else 0)
 
     def place(self, shard: ShardId) -> tuple[DriveId, int]:
         """Return a shard's drive, and its first byte there."""
-        record = self.placements.shards[self.placements.numbers[shard]]
+        record = self.shards[self.numbers[shard]]
         return record.drive, record.offset
-
-    def _group(self, chosen: NDArray[np.intp], age: int, parts: PartsByOwner) -> NDArray[np.intp]:
-        """Add an epoch's placements to *parts*; return positions without owner."""
-        unowned: list[NDArray[np.intp]] = []
-        in_order = np.argsort(chosen, kind="stable")  # fast, as neighbours usually share a place
-        numbers = chosen[in_order]
-        ends = ((numbers[1:] != numbers[:-1]).nonzero()[0] + 1).tolist()
-        for begin, end in itertools.pairwise((0, *ends, len(numbers)) if len(numbers) else ()):
-            positions, number = in_order[begin:end], int(numbers[begin])
-            shard = None if number == NOWHERE else self.placements.shards[number].id
-            self._add(shard, positions, age, parts, unowned)
-        return np.concatenate(unowned) if unowned else NO_POSITIONS
-
-    def _add(
-        self,
-        shard: ShardId | None,
-        positions: NDArray[np.intp],
-        age: int,
-        parts: PartsByOwner,
-        unowned: list[NDArray[np.intp]],
-    ) -> None:
-        """Add an epoch's blocks of a shard to its owner's parts, or to *unowned*."""
-        owner = None if shard is None else self.map.owner(shard) or self.previous_owners.get(shard)
-        if shard is None or owner is None:
-            unowned.append(positions)
-        else:
-            part = ShardPart(shard, positions, age, self.placements.records[age].epoch)
-            parts.setdefault(owner, []).append(part)
-
-    def _add_previous_owners(self, parts: PartsByOwner, age: int) -> None:
-        """Also ask the previous owner of each shard that changed hands lately."""
-        for part in list(itertools.chain.from_iterable(parts.values())):
-            agent = self.previous_owners.get(part.shard)
-            if agent is not None and self.map.owner(part.shard) is not None:
-                parts.setdefault(agent, []).append(replace(part, age=age + part.age, is_previous_owner=True))
 
 
 class PreviousOwners:
@@ -345,20 +278,6 @@ class BlockSource:
     """The shard's first byte on the drive."""
 
 
-def _places(
-    blocks: int,
-) -> tuple[NDArray[np.uint64], NDArray[np.uint32], NDArray[np.uint64], NDArray[np.uint8]]:
-    return (
-        np.zeros(blocks, np.uint64),
-        np.zeros(blocks, np.uint32),
-        np.zeros(blocks, np.uint64),
-        np.zeros((blocks, codec.TAG_BYTES), np.uint8),
-    )
-
-
-_NOWHERE = _places(0)
-
-
 Pins = list[tuple[AgentId, ShardRelease]]
 """Pins to release, with the owners that gave them."""
 
@@ -394,7 +313,7 @@ class BlockLocations:
 
     def by_drive(self, positions: NDArray[np.intp]) -> list[tuple[DriveId, NDArray[np.intp]]]:
         """Group found blocks by drive, in order."""
-        return group_by_drive([source.drive for source in self.sources], self.source, positions)
+        return grouped([source.drive for source in self.sources], self.source, positions)
 
     def drive_offsets(self) -> NDArray[np.int64]:
         """Return the first byte of each block on its drive."""
@@ -404,41 +323,35 @@ class BlockLocations:
 
     def bytes_by_drive(self, positions: NDArray[np.intp]) -> dict[DriveId, int]:
         """Sum the lengths of found blocks per drive."""
-        sizes = np.bincount(self.source[positions], self.lengths[positions], len(self.sources))
-        found: dict[DriveId, int] = {}
-        for source, size in zip(self.sources, sizes.tolist(), strict=True):
-            if size:
-                found[source.drive] = found.get(source.drive, 0) + int(size)
-        return found
+        return {drive: int(self.lengths[its].sum()) for drive, its in self.by_drive(positions)}
 
     @classmethod
-    def empty(cls, blocks: int, *, is_brief: bool = False) -> BlockLocations:
-        """Begin with no block found; with *is_brief*, without room for positions."""
-        offsets, lengths, generations, tags = _NOWHERE if is_brief else _places(blocks)
+    def empty(cls, blocks: int) -> BlockLocations:
+        """Begin with no block found."""
         return cls(
             is_found=np.zeros(blocks, np.bool_),
             reasons=codec.filled(blocks, Reason.NOT_FOUND),
             sources=[],
             source=np.zeros(blocks, np.intp),
-            offsets=offsets,
-            lengths=lengths,
-            generations=generations,
-            tags=tags,
+            offsets=np.zeros(blocks, np.uint64),
+            lengths=np.zeros(blocks, np.uint32),
+            generations=np.zeros(blocks, np.uint64),
+            tags=np.zeros((blocks, codec.TAG_BYTES), np.uint8),
         )
 
 
-def group_by_drive(
-    drives: Sequence[DriveId], source: NDArray[np.intp], positions: NDArray[np.intp]
-) -> list[tuple[DriveId, NDArray[np.intp]]]:
-    """Group blocks by drive, in order; *source* has the index of each block's drive in *drives*."""
+def grouped(
+    places: Sequence[_Place], source: NDArray[np.intp], positions: NDArray[np.intp]
+) -> list[tuple[_Place, NDArray[np.intp]]]:
+    """Group blocks by place, in order; *source* has the index of each block's place in *places*."""
     if not len(positions):
         return []
-    numbers = {drive: number for number, drive in enumerate(dict.fromkeys(drives))}
+    numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
     if len(numbers) == 1:
-        return [(drives[0], positions)]
-    found = np.array([numbers[drive] for drive in drives], np.intp)[source[positions]]
-    groups = [(drive, positions[found == number]) for drive, number in numbers.items()]
-    return [(drive, its) for drive, its in groups if len(its)]
+        return [(places[0], positions)]
+    found = np.array([numbers[place] for place in places], np.intp)[source[positions]]
+    groups = [(place, positions[found == number]) for place, number in numbers.items()]
+    return [(place, its) for place, its in groups if len(its)]
 
 
 def restrict(parts: PartsByOwner, wanted: NDArray[np.bool_]) -> PartsByOwner:

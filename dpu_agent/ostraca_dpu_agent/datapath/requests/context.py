@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,24 +18,28 @@ from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.admission import LatencyEstimator
 from ostraca_dpu_agent.datapath.commits import Commits
-from ostraca_dpu_agent.datapath.flash_io import DriveIO, PartReader, WriteQueue
+from ostraca_dpu_agent.datapath.flash_io import DriveIO, PartRead, ReadPlan, WriteQueue
 from ostraca_dpu_agent.datapath.location.locator import Locator
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Routes
 from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
 from ostraca_dpu_agent.datapath.requests.counters import DataPathCounters
+from ostraca_dpu_agent.datapath.requests.worker import Holder
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
-from ostraca_dpu_agent.datapath.staging.leases import StagingLease
+from ostraca_dpu_agent.datapath.staging.leases import Purpose, StagingLease
 from ostraca_dpu_agent.datapath.staging.memory_waves import MemoryWave, find_in_memory
 from ostraca_dpu_agent.datapath.staging.staged import StagedBlocks
 from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_fabric.model.direct_reads import DirectReadPermission
+from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import AgentId, DriveId, TenantId
+from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.ports.owners import LocalShards, Owners
-from ostraca_fabric.runtime.tasks import Tasks
+from ostraca_fabric.runtime.tasks import Tasks, completed, until_done
 from ostraca_fabric.runtime.threads import show_name
+from ostraca_fabric.tables.digests import TagCheck
 from ostraca_fabric.telemetry.explain import EventKind
 from ostraca_fabric.telemetry.requests import EventRing
 from ostraca_fabric.wire import codec
@@ -43,6 +47,9 @@ from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import Damage, GetProgress
 
 _CHECK_THREADS = 2
+
+_PROGRESSES = 4
+"""Times that the progress of a read is told: each costs the event loop a turn."""
 
 _KINDS = {
     "lookup": EventKind.LOOKED_UP,
@@ -65,48 +72,32 @@ class Deadline:
         self._clock = clock
         self._until_s = until_s
         self.stopped = stopped
-        self._is_over = False
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once the request has been answered, or is about to be."""
 
     def is_over(self) -> bool:
-        """Whether the request has been answered, or is about to be."""
-        return self._is_over
+        """Whether ``over`` is done."""
+        return self.over.done()
 
     @property
     def left_s(self) -> float:
         """Remaining time; never negative."""
         return max(0.0, self._until_s - self._clock())
 
-    async def wait(self, tasks: Collection[asyncio.Future[Any]]) -> None:
-        """Wait for all tasks, the deadline or ``stopped``; then be over.
-
-        Raises the exception of any task.
-        """
-        waiting, loop = set(tasks), asyncio.get_running_loop()
-        over: asyncio.Future[None] = loop.create_future()
-
-        def be_over() -> None:
-            if not over.done():
-                over.set_result(None)
-
-        def ended(task: asyncio.Future[Any]) -> None:
-            waiting.discard(task)
-            has_crashed = not task.cancelled() and task.exception() is not None
-            if not waiting or has_crashed or task is self.stopped:
-                be_over()
-
-        for task in (*waiting, self.stopped):
-            task.add_done_callback(ended)
-        timer = loop.call_later(self.left_s, be_over)
+    async def wait(self, task: asyncio.Future[Any]) -> None:
+        """Wait for a task, the deadline or ``stopped``; then be over. Raises the exception of the task."""
+        loop = asyncio.get_running_loop()
+        late: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(self.left_s, late.set_result, None)
         try:
-            if waiting:
-                await over
-            for task in tasks:
-                if task.done():
-                    task.result()
+            if task.done():  # else a caller that asks again at once keeps the loop to itself
+                await asyncio.sleep(0)
+            await until_done(task, self.stopped, late)
+            if task.done():
+                task.result()
         finally:
-            self._is_over = True
+            self.over.set_result(None)
             timer.cancel()
-            self.stopped.remove_done_callback(ended)
 
 
 class RequestContext:
@@ -148,7 +139,6 @@ class RequestContext:
             wait_bytes_max=min(self.settings.put_group_bytes, staging.put_bytes_max // 4),
         )
         staging.on_wait = self.writes.flush
-        self.reader = PartReader(staging, drives, self.estimator, clock)
         self.counters = DataPathCounters(
             staging.cache.prefetched, self.estimator.estimates, lambda: self.locator.found_earlier
         )
@@ -214,7 +204,7 @@ class RequestContext:
     def places(self, request: int, wave: MemoryWave) -> GetProgress:
         """Return where blocks of a get lie in this agent's memory, and count them as hits of a worker."""
         counters, blocks = self.counters, len(wave.rows)
-        counters.hits_in_memory(wave)(blocks)
+        counters.hits_on[wave.source] += blocks
         counters.get_hits_direct += blocks
         return GetProgress(
             request,
@@ -247,20 +237,89 @@ class RequestContext:
         """Return the number of parts of as many bytes as *waves*, one at least."""
         return max(1, waves * self.settings.wave_bytes // part_bytes)
 
-    def release(self, lease: StagingLease, ios: Sequence[DriveIO], *, keep: CacheOffer | None) -> None:
+    async def lease(
+        self,
+        purpose: Purpose,
+        drive_id: DriveId | None,
+        count: int,
+        slot_bytes: int,
+        *,
+        holder: Holder,
+        deadline: Deadline,
+        within_s: float | None = None,
+    ) -> StagingLease | Reason:
+        """Lease staging, for blocks of a drive if given, as ``Staging.lease``, while the request lasts."""
+        drive, given_up = None if drive_id is None else self.drives.get(drive_id), None
+        if drive is not None:
+            is_put = purpose is Purpose.PUT
+            if drive.refuses_writes if is_put else drive.refuses_reads:
+                return Reason.DRIVE_SUSPECT
+            given_up = drive.writes_given_up if is_put else drive.reads_given_up
+        lease: StagingLease | Reason = Reason.DEADLINE
+        if not deadline.is_over():
+            lease = await self.staging.lease(
+                count,
+                slot_bytes,
+                purpose,
+                holder=holder,
+                tenant=holder.tenant,
+                within_s=deadline.left_s if within_s is None else within_s,
+                drive=drive_id,
+                given_up=given_up,
+            )
+        if isinstance(lease, StagingLease) and deadline.is_over():
+            self.staging.release(lease)
+            return Reason.DEADLINE
+        return lease
+
+    def begin_read(
+        self,
+        plan: ReadPlan,
+        drive_id: DriveId,
+        part: slice,
+        lease: StagingLease,
+        *,
+        tells_progress: bool = False,
+    ) -> PartRead:
+        """Begin to read a part of a plan into the lease's slots, in order.
+
+        If the drive reads nothing now, the read is over without a block. With *tells_progress*, listeners of
+        the read's check are told about progress. The end of an abandoned read tells nothing of others.
+        """
+        drive, lengths = self.drives.get(drive_id), plan.lengths[part]
+        pieces = Pieces(self.staging.array, lease.offsets, plan.drive_offsets[part], plan.page_lengths[part])
+        part_bytes = int(lengths.sum())
+        progress_bytes = part_bytes // _PROGRESSES if tells_progress else 0
+        check = TagCheck(pieces, lengths, plan.seeds[part], plan.tags[part], progress_bytes)
+        if drive is None or drive.refuses_reads:
+            why = Reason.DRIVE_ERROR if drive is None else Reason.DRIVE_SUSPECT
+            return PartRead(completed(np.zeros(len(pieces), np.bool_)), None, check=check, why=why)
+        queue = self.estimator.drives[drive_id]
+        read = PartRead(drive.submit_read(pieces, check), drive.reads_given_up, check=check)
+
+        def ended(_: asyncio.Future[NDArray[np.bool_]]) -> None:
+            if read.is_abandoned:
+                queue.abandon(part_bytes)
+            else:
+                queue.end(self.clock(), part_bytes)
+
+        queue.begin(self.clock(), part_bytes)
+        read.ends.add_done_callback(ended)
+        return read
+
+    def release(self, lease: StagingLease, io: DriveIO | None, *, keep: CacheOffer | None) -> None:
         """Release a lease, as ``Staging.release``.
 
-        The release waits for the end of I/Os abandoned because of a silent drive.
+        The release waits for the end of an I/O abandoned because of a silent drive.
         """
-        abandoned = [io for io in ios if io.is_abandoned]
-        if abandoned:
+        if io is not None and io.is_abandoned:
             self.staging.abandon_to_drive(lease)
-            self.tasks.spawn(self._release_late(lease, abandoned))
+            self.tasks.spawn(self._release_late(lease, io))
         else:
             self.staging.release(lease, keep=keep)
 
-    async def _release_late(self, lease: StagingLease, ios: Sequence[DriveIO]) -> None:
-        await asyncio.wait([io.ends for io in ios])
+    async def _release_late(self, lease: StagingLease, io: DriveIO) -> None:
+        await until_done(io.ends)
         self.staging.release(lease)
 
     def report_damage(self, locations: BlockLocations, blocks: RequestBlocks, position: int) -> None:

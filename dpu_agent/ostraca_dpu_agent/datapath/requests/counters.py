@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from ostraca_dpu_agent.datapath.staging.memory_waves import MemoryWave
-from ostraca_dpu_agent.datapath.staging.staged import StagedWave
-from ostraca_fabric.model.ids import DriveId
+from ostraca_dpu_agent.datapath.staging.memory_waves import IN_CACHE
+from ostraca_dpu_agent.datapath.staging.staged import IN_STAGING
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.telemetry.requests import OTHER_STATES, STATES, OperationTally, Tally
 from ostraca_fabric.telemetry.status import AgentCounters, EstimateCounters, PrefetchCounters
@@ -34,32 +33,14 @@ class DataPathCounters:
         self._prefetched = prefetched
         self._estimates = estimates
         self.tallies = {operation: Tally(operation) for operation in (*STATES, *OTHER_STATES)}
-        self.get_hits_from_cache = 0
-        self.get_hits_from_staging = 0
         self.get_hits_direct = 0
         """Blocks left to workers that read them themselves: those on drives once read."""
 
-        self.hits_on: Counter[DriveId] = Counter()
-        """Blocks found by gets, per drive."""
+        self.hits_on: Counter[str] = Counter()
+        """Blocks found by gets, per drive, and in memory as ``IN_CACHE`` and ``IN_STAGING``."""
 
         self.damaged = 0
         """Blocks from flash with a wrong tag."""
-
-    def count_cached(self, blocks: int) -> None:
-        """Count hits of the DRAM cache."""
-        self.get_hits_from_cache += blocks
-
-    def count_staged(self, blocks: int) -> None:
-        """Count hits of staged blocks."""
-        self.get_hits_from_staging += blocks
-
-    def count_on(self, drive: DriveId, blocks: int) -> None:
-        """Count hits on a drive."""
-        self.hits_on[drive] += blocks
-
-    def hits_in_memory(self, wave: MemoryWave) -> Callable[[int], None]:
-        """Return the counter of hits in a wave's kind of memory."""
-        return self.count_staged if isinstance(wave, StagedWave) else self.count_cached
 
     def count(self, operation: str, outcomes: Outcomes, good_bytes: int = 0) -> None:
         """Count final outcomes of blocks, and bytes moved or stored."""
@@ -78,7 +59,7 @@ class DataPathCounters:
         get, put = self.tallies["get"], self.tallies["put"]
         return AgentCounters(
             get_hits=get.of(BlockState.HIT),
-            get_hits_from_cache=self.get_hits_from_cache,
+            get_hits_from_cache=self.hits_on[IN_CACHE],
             get_misses=get.of(BlockState.MISS),
             get_late=get.of(BlockState.LATE),
             get_declined=get.of(BlockState.DECLINED),
@@ -91,7 +72,7 @@ class DataPathCounters:
             found_earlier=self._found_earlier(),
             prefetched=msgspec.structs.replace(self._prefetched),
             estimates=msgspec.structs.replace(self._estimates),
-            get_hits_from_staging=self.get_hits_from_staging,
+            get_hits_from_staging=self.hits_on[IN_STAGING],
             get_hits_direct=self.get_hits_direct,
         )
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Generic, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
-from ostraca_dpu_agent.datapath.staging.leases import StagingLease
+from ostraca_dpu_agent.datapath.staging.leases import Purpose, StagingLease
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.extent import rounded_up
+from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
@@ -63,10 +66,39 @@ class TransferRun(Generic[_TransferRequest]):
             raise UsageError("addresses in memory that this agent does not reach: name slots alone")
         return bool(self._request.addresses)
 
-    def _quarantine(self) -> None:
-        """Quarantine the memory of unfinished transfers."""
-        for lease in self._leases:
-            self._context.staging.quarantine(lease)
+    async def _lease(
+        self,
+        purpose: Purpose,
+        drive: DriveId | None,
+        count: int,
+        slot_bytes: int,
+        within_s: float | None = None,
+    ) -> StagingLease | Reason:
+        return await self._context.lease(
+            purpose,
+            drive,
+            count,
+            slot_bytes,
+            holder=self._worker,
+            deadline=self._deadline,
+            within_s=within_s,
+        )
 
-    def _send_settled(self, _run: asyncio.Future[None]) -> None:
-        self._worker.send(Settled(self._request.request))
+    async def _end(
+        self, work: asyncio.Future[None], answered: asyncio.Future[None], stop: Callable[[], NDArray[np.intp]]
+    ) -> NDArray[np.intp]:
+        """Wait until *answered*, then *stop*, and return the blocks of unsettled transfers.
+
+        Their memory is quarantined. Then, and after any exception, ``Settled`` follows the end of *work*.
+        """
+        must_settle = True
+        try:
+            await self._deadline.wait(answered)
+            for lease in self._leases:
+                self._context.staging.quarantine(lease)
+            unsettled = stop()
+            must_settle = len(unsettled) > 0
+        finally:
+            if must_settle:
+                work.add_done_callback(lambda _: self._worker.send(Settled(self._request.request)))
+        return unsettled

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +25,6 @@ from ostraca_fabric.tables.segmented_lru import PARTS_MAX, SegmentedLru
 from ostraca_fabric.telemetry.status import PrefetchCounters
 
 _ROWS_AT_FIRST = 1024
-
-_NOTHING: Mapping[Hashable, int] = MappingProxyType({})
 
 _TAG = np.dtype((np.void, TAG_BYTES))
 
@@ -173,22 +170,18 @@ class BlockCache:
         is_left[chosen] = False
         return np.concatenate((freed, offsets[is_left]))
 
-    def shrink(self, to_bytes: int) -> NDArray[np.int64]:
-        """Evict unused blocks down to *to_bytes*; return their slots."""
-        return self.make_room(self.used_bytes - to_bytes, None)
-
     def make_room(
         self,
         wanted_bytes: int,
         asker: Hashable,
         *,
-        beside: Mapping[Hashable, int] = _NOTHING,
-        equal_bytes: float | None = None,
+        beside: Mapping[Hashable, int],
+        equal_bytes: float,
     ) -> NDArray[np.int64]:
         """Evict blocks for memory that *asker*, a tenant, needs; return their slots.
 
         *beside* is the tenants' memory outside the cache, including the asker's current need.
-        *equal_bytes* is each tenant's guaranteed total of both, by default an equal part of the cache.
+        *equal_bytes* is each tenant's guaranteed total of both.
         """
         freed = self._evict(wanted_bytes, asker, beside, equal_bytes)
         self._parts.update_protection()

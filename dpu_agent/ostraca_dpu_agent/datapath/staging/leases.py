@@ -1,4 +1,4 @@
-"""Leases of staging: purposes, refusals and wait queue.
+"""Leases of staging: purposes and wait queue.
 
 In the wait queue, the tenant that holds least is next. Within a tenant, and among tenants that hold the same,
 the order is that of arrival. A tenant with small requests thus waits for the next freed memory, not for all
@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from enum import Enum, IntEnum, auto
+from enum import IntEnum, auto
 from heapq import heappop, heappush
 from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_fabric.model.outcome import Reason
+from ostraca_fabric.model.outcome import BlockState, Reason
 
 _arrivals = count()
 
@@ -31,28 +31,8 @@ class Purpose(IntEnum):
     """A get of cached or staged blocks. Takes no slots, only part of its worker's share."""
 
 
-class LeaseRefusal(Enum):
-    """Reason for refusing a lease."""
-
-    DEADLINE = auto()
-    """No slots became free in time."""
-
-    TOO_LARGE = auto()
-    """Too large even for an empty staging."""
-
-    QUARANTINED = auto()
-    """Unfinished transfers hold too much, or block every place for slots of this size."""
-
-    GIVEN_UP = auto()
-    """The drive became silent meanwhile."""
-
-
-REFUSAL_REASONS = {
-    LeaseRefusal.DEADLINE: Reason.DEADLINE,
-    LeaseRefusal.TOO_LARGE: Reason.OVERLOADED,
-    LeaseRefusal.QUARANTINED: Reason.QUARANTINED,
-    LeaseRefusal.GIVEN_UP: Reason.DRIVE_SUSPECT,
-}
+REFUSED = {Reason.DEADLINE: BlockState.LATE, Reason.DRIVE_SUSPECT: BlockState.MISS}
+"""State of blocks to load without a lease, by the reason; others are DECLINED."""
 
 
 @dataclass(slots=True, eq=False)
@@ -75,10 +55,14 @@ class StagingLease:
     drive: Hashable = None
     """The drive that reads or writes the slots now."""
 
-    is_quarantined: bool = False
-
     source: StagingLease | None = None
     """Lease of the put whose slots are read, for CACHED."""
+
+    readers: int = 0
+    """Leases that read the slots; they outlast a release until their end."""
+
+    release: Callable[[], None] | None = None
+    """Release to catch up on after the last reader."""
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +77,7 @@ class Waiter:
     holder: Hashable
     tenant: Hashable
     drive: Hashable
-    result: asyncio.Future[StagingLease | LeaseRefusal]
+    result: asyncio.Future[StagingLease | Reason]
     arrived: int = field(default_factory=_arrivals.__next__)
 
 

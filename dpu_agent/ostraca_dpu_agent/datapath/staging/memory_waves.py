@@ -7,8 +7,8 @@ meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,8 @@ from ostraca_dpu_agent.datapath.staging.leases import StagingLease
 from ostraca_dpu_agent.datapath.staging.staged import StagedBlocks, StagedWave
 from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_fabric.tables.slots import cut_into_waves
+
+IN_CACHE = "cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class CachedWave:
     cache: BlockCache
     as_of: int
     """The cache's ``removed`` at the time of the search."""
+
+    source: ClassVar = IN_CACHE
 
     @property
     def tags(self) -> NDArray[np.uint8]:
@@ -55,10 +59,9 @@ class CachedWave:
         positions = self.positions[found[is_of_size]]
         return replace(self, positions=positions, rows=rows[is_of_size], as_of=cache.removed)
 
-    def hold(self, staging: Staging, lease: StagingLease) -> AbstractContextManager[None]:
+    def hold(self, staging: Staging, lease: StagingLease) -> None:
         """Hold the blocks under a CACHED lease, until its release."""
         staging.hold(lease, self.rows)
-        return nullcontext()
 
 
 MemoryWave = StagedWave | CachedWave

@@ -4,15 +4,15 @@ A put's group adds its blocks after the check of their tags, and removes them af
 readable while the reservation of its space stands: the owner grants space for a key to one put at a time, so
 all readers of the fabric see one content (ADR 0038).
 
-Readers share the slots of the put. The end of a group gives the slots back after the last reader.
+Readers share the slots of the put, whose lease ends after the last reader.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import count
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,8 @@ _ROWS_AT_FIRST = 256
 _ABSENT = -1
 
 _numbers = count()
+
+IN_STAGING = "staging"
 
 
 class StagedGroup:
@@ -48,29 +50,6 @@ class StagedGroup:
         self.are_reserved = are_reserved
         self.staged_rows = np.full(len(keys), _ABSENT, np.int64)
         """Row of each block among the staged blocks; -1 for a block that is not there."""
-        self._readers = 0
-        self._release: Callable[[], None] | None = None
-
-    @contextmanager
-    def read(self) -> Iterator[None]:
-        """Keep the slots unchanged."""
-        self._readers += 1
-        try:
-            yield
-        finally:
-            self._readers -= 1
-            self._end_if_unread()
-
-    def end(self, release: Callable[[], None]) -> None:
-        """Call *release* after the last reader."""
-        self._release = release
-        self._end_if_unread()
-
-    def _end_if_unread(self) -> None:
-        release = self._release
-        if release is not None and not self._readers:
-            self._release = None
-            release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +63,7 @@ class StagedWave:
     """Rows of the group."""
 
     group: StagedGroup
+    source: ClassVar = IN_STAGING
 
     @property
     def slot_bytes(self) -> int:
@@ -108,10 +88,9 @@ class StagedWave:
         is_here = self.group.staged_rows[self.rows] != _ABSENT
         return self.some(is_here & self.group.are_reserved(self.rows))
 
-    def hold(self, staging: Staging, lease: StagingLease) -> AbstractContextManager[None]:
-        """Read the slots under a CACHED lease, unchanged until the end of the context."""
+    def hold(self, staging: Staging, lease: StagingLease) -> None:
+        """Read the slots under a CACHED lease, until its release."""
         staging.share(lease, self.group.lease, self.rows)
-        return self.group.read()
 
 
 class StagedBlocks:
@@ -125,10 +104,6 @@ class StagedBlocks:
         self._row = np.zeros(_ROWS_AT_FIRST, np.intp)
         self.groups: dict[int, StagedGroup] = {}
         """Groups with staged blocks, by number; read only."""
-
-    def __len__(self) -> int:
-        """Return the number of blocks, readable or not."""
-        return len(self._rows)
 
     def add(self, group: StagedGroup, rows: NDArray[np.intp]) -> None:
         """Add blocks of a group, whose bytes and tags match. A key of another group stays with that group."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,6 @@ from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.staging.cache import BlockCache, CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import (
-    LeaseRefusal,
     Purpose,
     StagingLease,
     Waiter,
@@ -38,6 +38,7 @@ from ostraca_dpu_agent.datapath.staging.leases import (
 )
 from ostraca_dpu_agent.settings import MemorySettings
 from ostraca_dpu_agent.tenants import Tenants, subtract
+from ostraca_fabric.model.outcome import Reason
 from ostraca_fabric.policies.fair_sharing import is_guaranteed, may_take
 from ostraca_fabric.runtime.memory import HugeMemory
 from ostraca_fabric.tables.slots import SlotPool
@@ -70,12 +71,8 @@ class Staging:
         self._held_by: Counter[Hashable] = Counter()
         self._held_on: Counter[Hashable] = Counter()
         """Bytes of slots under I/O per drive, including abandoned I/O."""
-        self._quarantined_by: Counter[Hashable] = Counter()
-        self.quarantined_cached_blocks = 0
-        """Cached blocks under transfers not known to have ended, counted per transfer."""
-        self.quarantined_cached_bytes = 0
-        self._quarantined_cached: set[StagingLease] = set()
-        """Leases of cached blocks in quarantine."""
+        self._quarantined: set[StagingLease] = set()
+        """Leases under transfers not known to have ended."""
         self._queues: dict[Purpose, WaitQueue] = {purpose: {} for purpose in Purpose}
         self.on_wait: Callable[[], None] = lambda: None
         """Called when a lease begins to wait for memory."""
@@ -89,6 +86,12 @@ class Staging:
     def quarantined_bytes(self) -> int:
         """Bytes of slots in quarantine, without cached blocks."""
         return self._pool.quarantined_bytes
+
+    @property
+    def quarantined_cached(self) -> tuple[int, int]:
+        """Cached blocks in quarantine, counted per transfer, and their bytes."""
+        cached = [lease for lease in self._quarantined if len(lease.rows)]
+        return sum(len(lease.rows) for lease in cached), sum(lease.held_bytes for lease in cached)
 
     @property
     def slots_of(self) -> Counter[Hashable]:
@@ -124,20 +127,24 @@ class Staging:
         drive: Hashable = None,
         given_up: asyncio.Future[None] | None = None,
         tenant: Hashable = None,
-    ) -> StagingLease | LeaseRefusal:
+    ) -> StagingLease | Reason:
         """Lease *count* slots to *holder*, a worker of *tenant*, within *within_s*.
 
         For CACHED: lease the right to ``hold`` as many cached blocks, or to ``share`` as many slots of a put.
         *drive*: the drive to read or write; the wait ends at *given_up*. A lease for GET is read into at
         once: call ``end_drive_io`` after the read. For other leases call ``charge_to_drive`` before writing.
+
+        Refused with OVERLOADED if too large even for an empty staging, DEADLINE without room in time,
+        DRIVE_SUSPECT if the drive becomes silent, and QUARANTINED if unfinished transfers hold too much, or
+        block every place for slots of this size.
         """
         settings, queue = self._settings, self._queues[purpose]
         if count * slot_bytes > self._limit(purpose) or slot_bytes > settings.chunk_bytes:
-            return LeaseRefusal.TOO_LARGE
-        result: asyncio.Future[StagingLease | LeaseRefusal] = asyncio.get_running_loop().create_future()
+            return Reason.OVERLOADED
+        result: asyncio.Future[StagingLease | Reason] = asyncio.get_running_loop().create_future()
         waiter = Waiter(count, slot_bytes, count * slot_bytes, purpose, holder, tenant, drive, result)
         if self._is_too_much_quarantined(waiter):
-            return LeaseRefusal.QUARANTINED
+            return Reason.QUARANTINED
         if not (queue or self._is_at_its_share(waiter) or self._is_drive_at_its_share(waiter)):
             lease = self._grant(waiter, self._may_take)
             if lease is not None:
@@ -148,12 +155,12 @@ class Staging:
             return result.result()
         if self._is_blocked_by_quarantine(waiter):
             self._remove(waiter)
-            return LeaseRefusal.QUARANTINED
+            return Reason.QUARANTINED
         return await self._wait(waiter, max(0.0, within_s), given_up)
 
     async def _wait(
         self, waiter: Waiter, within_s: float, given_up: asyncio.Future[None] | None
-    ) -> StagingLease | LeaseRefusal:
+    ) -> StagingLease | Reason:
         self.on_wait()
         until: set[asyncio.Future[Any]] = {waiter.result} if given_up is None else {waiter.result, given_up}
         await asyncio.wait(until, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
@@ -162,7 +169,7 @@ class Staging:
         waiter.result.cancel()
         self._remove(waiter)
         self._serve_waiters()
-        return LeaseRefusal.DEADLINE if given_up is None or not given_up.done() else LeaseRefusal.GIVEN_UP
+        return Reason.DEADLINE if given_up is None or not given_up.done() else Reason.DRIVE_SUSPECT
 
     def _remove(self, waiter: Waiter) -> None:
         queue = self._queues[waiter.purpose]
@@ -177,28 +184,22 @@ class Staging:
         self._count(lease, len(rows) * lease.slot_bytes - lease.held_bytes)
 
     def share(self, lease: StagingLease, source: StagingLease, rows: NDArray[np.intp]) -> None:
-        """Read slots of a put under a CACHED lease, at most as many as leased.
-
-        The caller keeps the put's lease until the end of *lease*.
-        """
+        """Read slots of a put under a CACHED lease, at most as many as leased."""
         lease.source, lease.offsets = source, source.offsets[rows]
+        source.readers += 1
         self._count(lease, len(rows) * lease.slot_bytes - lease.held_bytes)
 
     def quarantine(self, lease: StagingLease) -> None:
         """Quarantine a lease whose request is over; ``release`` ends the lease."""
-        if lease.is_quarantined or not lease.held_bytes:
+        if lease in self._quarantined or not lease.held_bytes:
             return
-        lease.is_quarantined = True
-        self._quarantined_by[lease.holder] += lease.held_bytes
         if lease.source is not None:
             self.quarantine(lease.source)
         elif lease.purpose is Purpose.CACHED:
-            self.quarantined_cached_blocks += len(lease.rows)
-            self.quarantined_cached_bytes += lease.held_bytes
             self._pool.use(self.cache.offsets[self._rows_held_alone(lease)])
-            self._quarantined_cached.add(lease)
         else:
             self._pool.quarantine(lease, lease.offsets)
+        self._quarantined.add(lease)
         self._serve_waiters()
 
     def charge_to_drive(self, lease: StagingLease, drive: Hashable) -> None:
@@ -219,25 +220,30 @@ class Staging:
         The lease no longer counts for its worker, which continues.
         """
         self.quarantine(lease)
-        for counts in (self._held_by, self._quarantined_by):
-            subtract(counts, lease.holder, lease.held_bytes)
-            counts[lease.drive] += lease.held_bytes
+        subtract(self._held_by, lease.holder, lease.held_bytes)
+        self._held_by[lease.drive] += lease.held_bytes
         subtract(self._held[lease.purpose], lease.tenant, lease.held_bytes)
         self._held[lease.purpose][lease.drive] += lease.held_bytes
         lease.holder = lease.tenant = lease.drive
         self._serve_waiters()
 
     def release(self, lease: StagingLease, *, keep: CacheOffer | None = None) -> None:
-        """End a lease: no I/O and no transfer uses its slots any more.
+        """End a lease: no I/O and no transfer uses its slots any more, except for readers, who come first.
 
         *keep* offers the slots' contents to the DRAM cache, one by one.
         """
-        if lease.is_quarantined:
-            subtract(self._quarantined_by, lease.holder, lease.held_bytes)
-        if lease.purpose is Purpose.CACHED:
-            if lease.source is None:
-                self._return_cached(lease)
-        elif lease.is_quarantined:
+        if lease.readers:
+            lease.release = partial(self.release, lease, keep=keep)
+            return
+        is_quarantined, source = lease in self._quarantined, lease.source
+        self._quarantined.discard(lease)
+        if source is not None:
+            source.readers -= 1
+        elif lease.purpose is Purpose.CACHED:
+            if is_quarantined:
+                self._pool.keep(self.cache.offsets[self._rows_held_alone(lease)])
+            self.cache.release(lease.rows)
+        elif is_quarantined:
             self._pool.settle(lease)
         elif keep is None or self.cache.limit_bytes == 0:
             self._pool.give(lease.offsets)
@@ -247,19 +253,13 @@ class Staging:
         self.end_drive_io(lease)
         self._count(lease, -lease.held_bytes)
         lease.offsets = lease.rows = NO_ROWS
+        if source is not None and source.release is not None and not source.readers:
+            source.release()
         self._serve_waiters()
-
-    def _return_cached(self, lease: StagingLease) -> None:
-        if lease.is_quarantined:
-            self.quarantined_cached_blocks -= len(lease.rows)
-            self.quarantined_cached_bytes -= lease.held_bytes
-            self._quarantined_cached.remove(lease)
-            self._pool.keep(self.cache.offsets[self._rows_held_alone(lease)])
-        self.cache.release(lease.rows)
 
     def _rows_held_alone(self, lease: StagingLease) -> NDArray[np.int64]:
         """Return the lease's cached blocks that no other quarantined lease holds."""
-        others = [other.rows for other in self._quarantined_cached]
+        others = [other.rows for other in self._quarantined]
         return np.setdiff1d(lease.rows, np.concatenate((NO_ROWS, *others)))
 
     def _count(self, lease: StagingLease, more_bytes: int) -> None:
@@ -277,10 +277,10 @@ class Staging:
         True if the holder's quarantined and wanted memory exceeds the holder's share. Also true if all
         quarantined memory exceeds the limit, and the wanted memory is not guaranteed to the tenant.
         """
-        own = self._quarantined_by[waiter.holder]
+        own = sum(lease.held_bytes for lease in self._quarantined if lease.holder == waiter.holder)
         if own > 0 and self._is_above_share(own + waiter.wanted_bytes):
             return True
-        total = self.quarantined_bytes + self.quarantined_cached_bytes
+        total = self.quarantined_bytes + self.quarantined_cached[1]
         if total <= self._settings.quarantine_share * self._settings.staging_bytes:
             return False
         return not self._is_guaranteed(waiter)
@@ -357,7 +357,8 @@ class Staging:
         ):
             return None
         offsets = self._pool.take(count, slot_bytes)
-        while offsets is None and self._may_eviction_help(count, slot_bytes):
+        # Quarantined cached blocks stay; other blocks in use become free soon.
+        while offsets is None and self.cache.used_bytes > 0 and self._pool.has_room(count, slot_bytes):
             freed = self._evict_for(waiter)
             if not len(freed):
                 break
@@ -377,13 +378,6 @@ class Staging:
         return self.cache.make_room(
             waiter.wanted_bytes, waiter.tenant, beside=beside, equal_bytes=equal_bytes
         )
-
-    def _may_eviction_help(self, count: int, slot_bytes: int) -> bool:
-        """Return whether evicting the cache would make room.
-
-        Quarantined blocks in use stay; other blocks in use become free soon.
-        """
-        return self.cache.used_bytes > 0 and self._pool.has_room(count, slot_bytes)
 
     def _is_blocked_by_quarantine(self, waiter: Waiter) -> bool:
         """Return whether quarantine alone leaves too few places for the slots."""
@@ -420,7 +414,7 @@ class Staging:
                 is_held_back = True
                 skipped.add(tenant)
                 continue
-            waiter.result.set_result(LeaseRefusal.QUARANTINED if lease is None else lease)
+            waiter.result.set_result(Reason.QUARANTINED if lease is None else lease)
             ended.append(waiter)
         for waiter in ended:
             self._remove(waiter)

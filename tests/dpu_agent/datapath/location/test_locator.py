@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import pytest
@@ -20,12 +20,16 @@ from ostraca_dpu_agent.datapath.location.routing import Routes, ShardPart
 from ostraca_fabric.model.extent import MIB
 from ostraca_fabric.model.ids import AgentId, PlacementEpoch, ShardId
 from ostraca_fabric.model.outcome import Reason
+from ostraca_fabric.ports.owners import ShardAnswer
 from ostraca_fabric.wire.messages import Release, Resolve, Resolved, ShardExtents
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
     from typing import Any
 
+    from numpy.typing import NDArray
+
+    from ostraca_fabric.ports.owners import LocalShards
     from ostraca_fabric.wire.messages import AgentRequest, AnswerToAgent, OwnerNotice
 
 OWN, FAR, FARTHER = AgentId("own"), AgentId("far"), AgentId("farther")
@@ -37,6 +41,13 @@ class SlowOwners:
     def __init__(self) -> None:
         self.may_answer = asyncio.Event()
         self.pinned = Counter[ShardId]()
+
+    def resolve(
+        self, shard: ShardId, placement_epoch: PlacementEpoch, keys: NDArray[np.uint8], terms: Resolve
+    ) -> ShardAnswer:
+        """Answer at once, as the owner of this agent."""
+        self.pinned[shard] += 1
+        return ShardAnswer(is_owner=True, is_found=np.ones(len(keys), np.bool_), pin=7)
 
     def ask(self, agent: AgentId, request: AgentRequest) -> Coroutine[Any, Any, AnswerToAgent]:
         return self._answer(agent, request)
@@ -69,7 +80,7 @@ async def test_who_is_cancelled_gives_back_whatever_owners_have_pinned_or_pin_la
     others: list[AgentId], turns: int
 ) -> None:
     owners = SlowOwners()
-    locator = Locator(OWN, owners, {})
+    locator = Locator(OWN, owners, {}, cast("LocalShards", owners))
     keys = np.zeros((1 + len(others), 16), np.uint8)
     query = OwnerQuery(locator, Routes(fabric_map(E)), keys, Resolve(0, 20.0, 1.0, (), is_brief=True))
     parts = {
@@ -126,7 +137,8 @@ async def test_an_open_circuit_breaker_hides_no_recovery(is_suspect: bool, is_re
     kind = SuspectDrive if is_suspect else MemoryDrive
     drives = {shard.drive: kind(shard.drive, MIB) for shard in E.shards}
     spans = chain_of(range(64))
-    locations = await Locator(OWN, PartialOwners(is_recovering=is_recovering), drives).locate(
+    owners = PartialOwners(is_recovering=is_recovering)
+    locations = await Locator(AgentId("x"), owners, drives, cast("LocalShards", owners)).locate(
         Routes(fabric_map(E)),
         replace(VOLUME, placement_secret=SECRET),
         spans,

@@ -70,7 +70,7 @@ async def test_the_answer_says_where_cached_blocks_lie() -> None:
         assert not worker.said
         assert not len(fabric.context.tasks), "and needs no task"
         counters = fabric.context.counters
-        assert (counters.get_hits_direct, counters.get_hits_from_cache) == (3, 3)
+        assert (counters.get_hits_direct, counters.snapshot().get_hits_from_cache) == (3, 3)
         assert counters.snapshot().get_bytes == 3 * BLOCK_BYTES
         await fabric.at_rest()
 
@@ -89,7 +89,7 @@ async def test_nothing_is_held_for_the_worker() -> None:
         staging = fabric.context.staging
         await fabric.get(worker, range(6))
         assert not staging.holds(worker)
-        staging._pool.drop(staging.cache.shrink(0))
+        staging._pool.drop(staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1))
         assert not staging.cache.used_bytes, "evicted while the worker may read"
         await fabric.at_rest()
 
@@ -128,7 +128,7 @@ async def test_staged_blocks_are_told_while_they_wait_for_flash() -> None:
         assert get_states(done) == [HIT] * 4
         assert in_memory(fabric, done) == {number: content_of(number) for number in range(4)}
         counters = fabric.context.counters
-        assert (counters.get_hits_direct, counters.get_hits_from_staging) == (4, 4)
+        assert (counters.get_hits_direct, counters.snapshot().get_hits_from_staging) == (4, 4)
         fabric.drive.let_go()
         await fabric.at_rest()
 
@@ -137,7 +137,7 @@ async def test_staged_blocks_are_told_while_they_wait_for_flash() -> None:
 async def test_blocks_on_flash_are_read_by_whom_may_read_the_drive(*, reads_drives: bool) -> None:
     async with stored(CACHED) as fabric:
         staging = fabric.context.staging
-        staging._pool.drop(staging.cache.shrink(0))
+        staging._pool.drop(staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1))
         await fabric.put(fabric.worker(), range(10, 14))
         drives = {DRIVE: 3} if reads_drives else {}
         worker = replace(fabric.worker(), reads_memory=True, direct_drives=drives)
@@ -149,7 +149,7 @@ async def test_blocks_on_flash_are_read_by_whom_may_read_the_drive(*, reads_driv
             assert sorted(codec.positions(offer.positions, 4).tolist()) == [0, 2]
             worker.end_reads(offer.request, ExtentsRead(offer.request, offer.positions, b""))
         counters = fabric.context.counters
-        assert counters.get_hits_from_cache == 2
+        assert counters.snapshot().get_hits_from_cache == 2
         assert counters.get_hits_direct == (4 if reads_drives else 2)
         assert counters.hits_on[DRIVE] == 2
         assert counters.tallies["get"].of(HIT) == 4
@@ -237,7 +237,7 @@ async def refused(fabric: Assembly, worker: WorkerConnection, message: Get) -> N
     assert failed.value.code == "not_in_memory"
     assert not len(fabric.context.tasks)
     counters = fabric.context.counters
-    assert (counters.get_hits_direct, counters.get_hits_from_cache) == (0, 0)
+    assert (counters.get_hits_direct, counters.snapshot().get_hits_from_cache) == (0, 0)
     assert not counters.tallies["get"].snapshot().blocks
     await fabric.at_rest()
 

@@ -115,8 +115,8 @@ def test_placements_are_used_again_while_only_claims_and_agents_change() -> None
         replace(first, revision=4, earlier_placements=()),
     ):
         later = Routes(after, routes)
-        for record in later.placements.records:
-            then, now = routes.placements.live(record.epoch), later.placements.live(record.epoch)
+        for record in later.records:
+            then, now = routes.live.get(record.epoch), later.live.get(record.epoch)
             assert then is not None
             assert now is not None
             assert now.placement is then.placement
@@ -132,7 +132,7 @@ def test_the_current_placement_is_used_again_as_an_earlier_one() -> None:
         earlier_placements=(PlacementRecord(before.placement_epoch, weights_of([E])),),
     )
     later = Routes(after, routes)
-    then, now = routes.placements.live(PlacementEpoch(10)), later.placements.live(PlacementEpoch(10))
+    then, now = routes.live.get(PlacementEpoch(10)), later.live.get(PlacementEpoch(10))
     assert then is not None
     assert now is not None
     assert now.placement is then.placement

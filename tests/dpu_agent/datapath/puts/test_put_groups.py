@@ -20,7 +20,7 @@ from tests.support.agent.assembly import (
     until,
 )
 
-from ostraca_dpu_agent.datapath.put import PutRun
+from ostraca_dpu_agent.datapath.flash_io import DriveIO
 from ostraca_dpu_agent.datapath.staging import arrivals as arrivals_module
 from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
@@ -152,7 +152,7 @@ async def test_memory_of_a_group_is_in_use_until_its_write_has_ended_also_after_
         async def crash(*_writes: object) -> None:
             raise AssertionError("a bug")
 
-        monkeypatch.setattr(PutRun, "_wait_for_write", crash)
+        monkeypatch.setattr(DriveIO, "wait", crash)
         putting = asyncio.create_task(fabric.put(worker, range(4), deadline_s=SOON_S))
         await until(lambda: len(fabric.drive.held) == 1)
         assert put_states(await putting) == [PutState.LATE] * 4

@@ -59,9 +59,9 @@ def test_a_block_under_a_transfer_is_never_dropped() -> None:
     rows = found(cache, 1)
     cache.hold(rows)
     assert put(cache, 2) == [2 * PAGE], "the newcomer does not fit while the old one is in use"
-    assert cache.shrink(0).tolist() == []
+    assert cache.make_room(1 << 30, None, beside={}, equal_bytes=1).tolist() == []
     cache.release(rows)
-    assert cache.shrink(0).tolist() == [PAGE]
+    assert cache.make_room(1 << 30, None, beside={}, equal_bytes=1).tolist() == [PAGE]
     check_cache(cache)
 
 
@@ -124,7 +124,7 @@ def test_what_a_prefetch_brought_is_counted_as_got_or_as_dropped_unread() -> Non
         cache.hold(rows)
         cache.release(rows)
     assert count == PrefetchCounters(blocks=3, bytes=300, useful_blocks=1, useful_bytes=100)
-    cache.shrink(0)
+    cache.make_room(1 << 30, None, beside={}, equal_bytes=1)
     assert count == PrefetchCounters(3, 300, 1, 100, 2, 200)
     check_cache(cache)
 
@@ -157,7 +157,9 @@ def test_every_slot_is_in_the_cache_or_given_back_exactly_once(
         elif step == "g" and held:
             cache.release(held.pop(0))
         elif step == "s":
-            freed = cache.shrink(named[0] * 1000).tolist()
+            freed = cache.make_room(
+                cache.used_bytes - named[0] * 1000, None, beside={}, equal_bytes=1
+            ).tolist()
         in_use = {offset for rows in held for offset in cache.offsets[rows].tolist()}
         assert max(Counter(freed).values(), default=1) == 1
         for offset in freed:

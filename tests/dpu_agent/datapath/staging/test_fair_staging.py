@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
-from ostraca_dpu_agent.datapath.staging.leases import LeaseRefusal, Purpose, StagingLease
+from ostraca_dpu_agent.datapath.staging.leases import Purpose, StagingLease
 from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_dpu_agent.settings import MemorySettings
 from ostraca_dpu_agent.tenants import Tenants
 from ostraca_fabric.model.ids import TenantId
+from ostraca_fabric.model.outcome import Reason
 
 UNIT = 1 << 16
 A, B, C = (TenantId(name) for name in "abc")
@@ -46,7 +47,7 @@ async def ask(
     within_s: float = 0.0,
     holder: str = "",
     drive: str | None = None,
-) -> StagingLease | LeaseRefusal:
+) -> StagingLease | Reason:
     holder = holder or f"worker of {tenant}"
     return await staging.lease(
         count, UNIT, purpose, holder=holder, tenant=tenant, within_s=within_s, drive=drive
@@ -74,14 +75,14 @@ async def flood(staging: Staging, tenant: TenantId, purpose: Purpose = Purpose.G
 
 async def waiting(
     staging: Staging, tenant: TenantId, count: int = 1, purpose: Purpose = Purpose.GET, **how: str
-) -> asyncio.Task[StagingLease | LeaseRefusal]:
+) -> asyncio.Task[StagingLease | Reason]:
     task = asyncio.create_task(ask(staging, tenant, count, purpose, within_s=30, **how))
     await asyncio.sleep(0)
     assert not task.done()
     return task
 
 
-async def served(*tasks: asyncio.Task[StagingLease | LeaseRefusal]) -> list[bool]:
+async def served(*tasks: asyncio.Task[StagingLease | Reason]) -> list[bool]:
     for _ in range(3):
         await asyncio.sleep(0)
     return [task.done() and isinstance(task.result(), StagingLease) for task in tasks]
@@ -146,7 +147,7 @@ async def test_nobody_slips_past_the_tenant_whose_turn_it_is() -> None:
     small = await waiting(staging, A, holder="another")
     for lease in leases[:3]:
         staging.release(lease)
-        assert isinstance(await ask(staging, A, holder="a third"), LeaseRefusal)
+        assert isinstance(await ask(staging, A, holder="a third"), Reason)
     assert await served(large, small) == [True, False]
     assert len(await flood(staging, C)) == 3
 
@@ -177,9 +178,9 @@ async def test_transfers_of_a_tenant_that_never_end_keep_others_from_nothing_of_
     for lease in await flood(staging, A):
         staging.quarantine(lease)
     assert staging.quarantined_bytes == 12 * UNIT
-    assert await ask(staging, A) is LeaseRefusal.QUARANTINED
+    assert await ask(staging, A) is Reason.QUARANTINED
     assert isinstance(await ask(staging, B, 4), StagingLease)
-    assert await ask(staging, B) is LeaseRefusal.QUARANTINED
+    assert await ask(staging, B) is Reason.QUARANTINED
 
 
 async def test_what_a_drive_was_given_up_with_counts_for_nobody() -> None:
@@ -253,7 +254,7 @@ def test_what_is_guaranteed_is_given_at_once_whatever_others_hold(
                 is_within = own + count * UNIT <= 16 * UNIT / 6
                 if purpose is Purpose.PUT:
                     is_within = is_within and before[purpose] + count * UNIT <= 8 * UNIT / 6
-                stuck = staging._quarantined_by[f"worker of {tenant}"] > 0
+                stuck = any(each.holder == f"worker of {tenant}" for each in staging._quarantined)
                 assert isinstance(lease, StagingLease) or not is_within or stuck
                 held += [lease] if isinstance(lease, StagingLease) else []
             elif held and step == "release":

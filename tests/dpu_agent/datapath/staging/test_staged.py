@@ -76,7 +76,7 @@ async def test_a_staged_block_is_a_hit_for_all_workers_of_the_agent(cache_bytes:
         assert (counters.get_hits, counters.get_hits_from_staging, counters.get_hits_from_cache) == (4, 4, 0)
         fabric.drive.let_go()
         await fabric.at_rest()
-        assert len(fabric.context.staged) == 0
+        assert not fabric.context.staged.groups
         assert get_states(await fabric.get(reader, range(4))) == [HIT] * 4
         assert fabric.context.counters.snapshot().get_hits_from_staging == 4
 
@@ -86,7 +86,7 @@ async def test_staged_cached_and_committed_blocks_are_one_answer() -> None:
         writer, reader = fabric.worker(), fabric.worker()
         staging = fabric.context.staging
         await fabric.put(writer, range(2))
-        staging._pool.drop(staging.cache.shrink(0))
+        staging._pool.drop(staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1))
         await fabric.put(writer, range(2, 4))
         fabric.drive.holds_writes = True
         await fabric.put(writer, range(4, 6), ack=Ack.STAGED)
@@ -152,7 +152,7 @@ async def test_a_block_that_can_not_be_committed_is_a_miss() -> None:
         assert set(reasons_of(done)) == {Reason.DRIVE_ERROR}
         assert get_states(await fabric.get(fabric.worker(), range(2))) == [MISS] * 2
         await fabric.at_rest()
-        assert len(fabric.context.staged) == 0
+        assert not fabric.context.staged.groups
 
 
 async def test_a_block_with_a_wrong_tag_is_never_readable() -> None:
@@ -180,7 +180,7 @@ async def test_the_slots_of_a_put_stay_until_the_last_reader_has_ended(cache_byt
         await until(lambda: all(reader.arena.held for reader in readers))
         fabric.drive.let_go()
         await until(lambda: fabric.shard.core.counts().blocks_committed == 2)
-        await until(lambda: not len(fabric.context.staged))
+        await until(lambda: not fabric.context.staged.groups)
         for reader, task in zip(readers, getting, strict=True):
             assert staging.held_bytes == 2 * SLOT_BYTES
             reader.arena.let_go()
@@ -198,9 +198,9 @@ async def test_a_read_that_outlives_its_get_keeps_the_slots_in_quarantine() -> N
         assert get_states(done) == [BlockState.LATE] * 2
         assert unsettled_of(done) == [0, 1]
         fabric.drive.let_go()
-        await until(lambda: not len(fabric.context.staged))
+        await until(lambda: not fabric.context.staged.groups)
         assert staging.quarantined_bytes == 2 * SLOT_BYTES
-        assert staging.quarantined_cached_bytes == 0
+        assert staging.quarantined_cached[1] == 0
         reader.arena.let_go()
         await fabric.at_rest()
         assert reader.settled == [done.request]
@@ -214,7 +214,7 @@ async def test_blocks_committed_before_their_parts_turn_come_from_flash() -> Non
         getting = asyncio.create_task(fabric.get(reader, range(10)))
         await until(lambda: len(reader.arena.held) == 2)
         fabric.drive.let_go()
-        await until(lambda: not len(fabric.context.staged))
+        await until(lambda: not fabric.context.staged.groups)
         reader.arena.let_go()
         assert get_states(await getting) == [HIT] * 10
         check_content(reader, range(10))

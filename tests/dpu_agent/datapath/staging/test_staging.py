@@ -10,9 +10,10 @@ from tests.support.invariants import check_cache, check_slots
 from tests.support.stalls import Stopwatch
 
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
-from ostraca_dpu_agent.datapath.staging.leases import LeaseRefusal, Purpose, StagingLease
+from ostraca_dpu_agent.datapath.staging.leases import Purpose, StagingLease
 from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_dpu_agent.settings import MemorySettings
+from ostraca_fabric.model.outcome import Reason
 
 MIB = 1 << 20
 SETTINGS = MemorySettings(
@@ -47,14 +48,14 @@ async def leased(staging: Staging, count: int, purpose: Purpose = Purpose.GET) -
 
 async def test_puts_leave_room_for_gets(staging: Staging) -> None:
     await leased(staging, 4, Purpose.PUT)
-    assert await staging.lease(1, MIB, Purpose.PUT, holder=None, within_s=0) is LeaseRefusal.DEADLINE
+    assert await staging.lease(1, MIB, Purpose.PUT, holder=None, within_s=0) is Reason.DEADLINE
     await leased(staging, 4, Purpose.GET)
-    assert await staging.lease(1, MIB, Purpose.GET, holder=None, within_s=0) is LeaseRefusal.DEADLINE
+    assert await staging.lease(1, MIB, Purpose.GET, holder=None, within_s=0) is Reason.DEADLINE
 
 
 async def test_what_never_fits_is_refused_at_once(staging: Staging) -> None:
-    assert await staging.lease(9, MIB, Purpose.GET, holder=None, within_s=60) is LeaseRefusal.TOO_LARGE
-    assert await staging.lease(1, 4 * MIB, Purpose.GET, holder=None, within_s=60) is LeaseRefusal.TOO_LARGE
+    assert await staging.lease(9, MIB, Purpose.GET, holder=None, within_s=60) is Reason.OVERLOADED
+    assert await staging.lease(1, 4 * MIB, Purpose.GET, holder=None, within_s=60) is Reason.OVERLOADED
 
 
 async def test_a_lease_waits_for_another_to_end(staging: Staging) -> None:
@@ -85,7 +86,7 @@ async def test_a_waiter_whose_deadline_passed_lets_the_next_go_on(staging: Stagi
     impatient = asyncio.create_task(staging.lease(8, MIB, Purpose.GET, holder=None, within_s=0.01))
     await asyncio.sleep(0)
     modest = asyncio.create_task(staging.lease(4, MIB, Purpose.GET, holder=None, within_s=30))
-    assert await impatient is LeaseRefusal.DEADLINE
+    assert await impatient is Reason.DEADLINE
     assert isinstance(await modest, StagingLease)
     staging.release(held)
 
@@ -94,7 +95,7 @@ async def test_memory_in_quarantine_comes_back_only_with_its_release(staging: St
     lease = await leased(staging, 3)
     staging.quarantine(lease)
     assert staging.quarantined_bytes == 3 * MIB
-    assert await staging.lease(1, MIB, Purpose.GET, holder=None, within_s=60) is LeaseRefusal.QUARANTINED, (
+    assert await staging.lease(1, MIB, Purpose.GET, holder=None, within_s=60) is Reason.QUARANTINED, (
         "above the limit of 2 MiB"
     )
     staging.release(lease)
@@ -135,7 +136,7 @@ async def scattered(staging: Staging, slot_bytes: int) -> list[StagingLease]:
     leases = []
     while True:
         lease = await staging.lease(1, slot_bytes, Purpose.GET, holder=None, within_s=0)
-        if isinstance(lease, LeaseRefusal):
+        if isinstance(lease, Reason):
             break
         leases.append(lease)
     assert len(leases) == 4 * per_chunk
@@ -174,14 +175,12 @@ async def test_the_cache_keeps_what_would_go_for_nothing() -> None:
     staging = Staging(replace(SETTINGS, quarantine_share=1.0))
     await scattered(staging, MIB)
     await cached(staging, range(64), 65_536)
-    assert (
-        await staging.lease(1, 2 * MIB, Purpose.GET, holder="another", within_s=0) is LeaseRefusal.QUARANTINED
-    )
+    assert await staging.lease(1, 2 * MIB, Purpose.GET, holder="another", within_s=0) is Reason.QUARANTINED
     assert len(staging.cache) == 64, "quarantine is in the way"
     held = await staging.lease(3, MIB, Purpose.GET, holder="another", within_s=0)
     assert isinstance(held, StagingLease)
     assert len(staging.cache) == 16
-    assert await staging.lease(2, MIB, Purpose.GET, holder="another", within_s=0) is LeaseRefusal.DEADLINE
+    assert await staging.lease(2, MIB, Purpose.GET, holder="another", within_s=0) is Reason.DEADLINE
     assert len(staging.cache) == 16, "and then so are other leases"
 
 
@@ -189,9 +188,9 @@ async def test_a_lease_that_quarantine_keeps_out_is_refused_at_once_and_those_be
     staging = Staging(replace(SETTINGS, quarantine_share=1.0))
     left = await scattered(staging, 4096)
     all_else = await staging.lease(7, MIB, Purpose.GET, holder=None, within_s=0)
-    assert all_else is LeaseRefusal.QUARANTINED, "of eight places four are pinned"
+    assert all_else is Reason.QUARANTINED, "of eight places four are pinned"
     watch = Stopwatch()
-    assert await staging.lease(1, 2 * MIB, Purpose.GET, holder=None, within_s=60) is LeaseRefusal.QUARANTINED
+    assert await staging.lease(1, 2 * MIB, Purpose.GET, holder=None, within_s=60) is Reason.QUARANTINED
     assert watch.took_s < 1.0
     for lease in left:
         staging.release(lease)
@@ -206,7 +205,7 @@ async def test_waiters_are_refused_when_quarantine_comes_to_keep_them_out() -> N
     small = asyncio.create_task(staging.lease(1, MIB, Purpose.GET, holder="small", within_s=60))
     await asyncio.sleep(0)
     staging.quarantine(held[0])
-    assert await large is LeaseRefusal.QUARANTINED
+    assert await large is Reason.QUARANTINED
     assert not small.done()
     staging.release(held[1])
     assert isinstance(await small, StagingLease)
@@ -226,7 +225,7 @@ async def test_cached_blocks_in_quarantine_hold_their_places_until_the_last_is_r
     assert staging._pool.taken_bytes == 4 * MIB
     staging.release(readers[0])
     assert staging._pool.taken_bytes == 3 * MIB
-    assert await staging.lease(4, 2 * MIB, Purpose.GET, holder="another", within_s=0) is LeaseRefusal.DEADLINE
+    assert await staging.lease(4, 2 * MIB, Purpose.GET, holder="another", within_s=0) is Reason.DEADLINE
     assert len(staging.cache) == 4, "to drop one would not have helped"
     staging.release(readers[1])
     assert staging._pool.kept_bytes == 4 * MIB
