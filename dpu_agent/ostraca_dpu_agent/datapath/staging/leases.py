@@ -61,8 +61,8 @@ class StagingLease:
     readers: int = 0
     """Leases that read the slots; they outlast a release until their end."""
 
-    release: Callable[[], None] | None = None
-    """Release to catch up on after the last reader."""
+    late_release: Callable[[], None] | None = None
+    """Release that waits for the last reader."""
 
 
 @dataclass(slots=True, eq=False)

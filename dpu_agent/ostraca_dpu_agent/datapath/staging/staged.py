@@ -1,8 +1,8 @@
 """Staged blocks: blocks of puts, readable at this agent before flash has them.
 
-A put's group adds its blocks after the check of their tags, and removes them after the commit. A block is
-readable while the reservation of its space stands: the owner grants space for a key to one put at a time, so
-all readers of the fabric see one content (ADR 0038).
+A put's group adds blocks after the check of the tags, and removes the blocks after the commit. A block is
+readable while the reservation of its space stands: the owner grants space for a key to a single put at a
+time, so all readers of the fabric see the same content (ADR 0038).
 
 Readers share the slots of the put, whose lease ends after the last reader.
 """
@@ -49,7 +49,7 @@ class StagedGroup:
         self.tags = tags
         self.are_reserved = are_reserved
         self.staged_rows = np.full(len(keys), _ABSENT, np.int64)
-        """Row of each block among the staged blocks; -1 for a block that is not there."""
+        """Row of each block among the staged blocks; -1 for absent blocks."""
 
 
 @dataclass(frozen=True, slots=True)

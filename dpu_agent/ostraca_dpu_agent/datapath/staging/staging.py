@@ -134,9 +134,9 @@ class Staging:
         *drive*: the drive to read or write; the wait ends at *given_up*. A lease for GET is read into at
         once: call ``end_drive_io`` after the read. For other leases call ``charge_to_drive`` before writing.
 
-        Refused with OVERLOADED if too large even for an empty staging, DEADLINE without room in time,
-        DRIVE_SUSPECT if the drive becomes silent, and QUARANTINED if unfinished transfers hold too much, or
-        block every place for slots of this size.
+        Refused with OVERLOADED if too large even for an empty staging, DEADLINE without room in time, and
+        DRIVE_SUSPECT if the drive becomes silent. QUARANTINED: unfinished transfers hold too much, or block
+        every place for slots of this size.
         """
         settings, queue = self._settings, self._queues[purpose]
         if count * slot_bytes > self._limit(purpose) or slot_bytes > settings.chunk_bytes:
@@ -228,12 +228,12 @@ class Staging:
         self._serve_waiters()
 
     def release(self, lease: StagingLease, *, keep: CacheOffer | None = None) -> None:
-        """End a lease: no I/O and no transfer uses its slots any more, except for readers, who come first.
+        """End a lease: no I/O and no transfer uses the slots any more. Readers delay the end.
 
         *keep* offers the slots' contents to the DRAM cache, one by one.
         """
         if lease.readers:
-            lease.release = partial(self.release, lease, keep=keep)
+            lease.late_release = partial(self.release, lease, keep=keep)
             return
         is_quarantined, source = lease in self._quarantined, lease.source
         self._quarantined.discard(lease)
@@ -253,8 +253,8 @@ class Staging:
         self.end_drive_io(lease)
         self._count(lease, -lease.held_bytes)
         lease.offsets = lease.rows = NO_ROWS
-        if source is not None and source.release is not None and not source.readers:
-            source.release()
+        if source is not None and source.late_release is not None and not source.readers:
+            source.late_release()
         self._serve_waiters()
 
     def _rows_held_alone(self, lease: StagingLease) -> NDArray[np.int64]:
