@@ -360,8 +360,8 @@ class Agent:
             quarantined_bytes=self._staging.quarantined_bytes,
             cache_bytes=memory.cache_bytes,
             cache_used_bytes=self._staging.cache.used_bytes,
-            quarantined_cached_blocks=self._staging.quarantined_cached[0],
-            quarantined_cached_bytes=self._staging.quarantined_cached[1],
+            quarantined_cached_blocks=self._staging.quarantined_cached_blocks,
+            quarantined_cached_bytes=self._staging.quarantined_cached_bytes,
             counters=self._data_path.context.counters.snapshot() if is_whole else AgentCounters(),
             shards=tuple(
                 shard_status(

@@ -61,8 +61,10 @@ class LoadQueue:
         self._since_s = 0.0
         self._ended_s = 0.0
         self._is_start = False
-        # Sums over measurements (starts, MiB, seconds) of pairwise products.
         self._sums = [0.0] * 5
+        """Sums over measurements: starts, starts times MiB, MiB squared, starts times seconds, MiB times
+        seconds.
+        """
 
     def begin(self, now_s: float, load_bytes: int) -> None:
         """Count a load at its start."""
@@ -99,13 +101,13 @@ class LoadQueue:
 
         Neither is negative.
         """
-        begun, cross, sizes, starts_s, squares_s = self._sums
+        begun, cross, squared, starts_s, sizes_s = self._sums
         starts = begun * (1 + _PULL) + _TINY
-        squares = sizes + begun * _PULL + _TINY
-        first = (starts_s * squares - squares_s * cross) / (starts * squares - cross * cross)
-        each = (squares_s - cross * first) / squares
+        squares = squared + begun * _PULL + _TINY
+        first = (starts_s * squares - sizes_s * cross) / (starts * squares - cross * cross)
+        each = (sizes_s - cross * first) / squares
         if first < 0:
-            first, each = 0.0, squares_s / squares
+            first, each = 0.0, sizes_s / squares
         elif each < 0:
             first, each = starts_s / starts, 0.0
         faded = exp2(-max(0.0, now_s - self._ended_s) / _FADE_S)
@@ -229,13 +231,11 @@ class GetAdmission:
         if len(positions) <= at_once and not self._recompute_s > 0:
             return positions
         with self._estimator.lock:
-            while (
-                estimate_s := self._worth_s(
-                    len(positions),
-                    by_drive := locations.bytes_by_drive(positions),
-                    load_bytes := self._bytes_of(positions),
-                )
-            ) is None:
+            while True:
+                by_drive, load_bytes = locations.bytes_by_drive(positions), self._bytes_of(positions)
+                estimate_s = self._worth_s(len(positions), by_drive, load_bytes)
+                if estimate_s is not None:
+                    break
                 if len(by_drive) <= 1:
                     return positions[:0]
                 slowest = self._estimator.slowest(self._clock(), by_drive)
@@ -302,7 +302,12 @@ class GetAdmission:
             self._booked.clear()
 
     def _book(self, queue: LoadQueue, more_bytes: int) -> None:
-        """Book bytes of an admitted load, or, below zero, remove started bytes, at most the booked bytes."""
+        """Book bytes of an admitted load, or, below zero, remove started bytes, at most the booked bytes.
+
+        After the answer nothing is booked: no step begins any more.
+        """
+        if self._is_over:
+            return
         more_bytes = max(more_bytes, -self._booked[queue])
         self._booked[queue] += more_bytes
         queue.waiting_bytes += more_bytes

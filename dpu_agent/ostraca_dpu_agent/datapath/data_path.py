@@ -313,7 +313,7 @@ class DataPath:
         *,
         is_recorded: bool = False,
     ) -> Any:  # noqa: ANN401 (the answer to it)
-        """Decline a request at once; an order of an operator *is_recorded* for each block."""
+        """Decline a request at once. *is_recorded*: record each block, as for an order of an operator."""
         if is_recorded and operation is not _RECHECK:
             keys = derive_keys(volume.secret, request.spans)
             outcomes = Outcomes.filled(len(keys), STATES[operation.name]["DECLINED"], reason)

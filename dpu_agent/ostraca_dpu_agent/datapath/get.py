@@ -28,7 +28,7 @@ from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocat
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.transfer import TransferRun
 from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
-from ostraca_dpu_agent.datapath.staging.leases import REFUSED, Purpose, StagingLease
+from ostraca_dpu_agent.datapath.staging.leases import STATES_WITHOUT_LEASE, Purpose, StagingLease
 from ostraca_dpu_agent.datapath.staging.memory_waves import MemoryWave
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.model.ids import DriveId
@@ -394,4 +394,4 @@ class GetRun(TransferRun[Get]):
 
     def _refuse(self, positions: NDArray[np.intp], why: Reason) -> None:
         if not self._deadline.is_over():
-            self._answer.decide(positions, REFUSED.get(why, BlockState.DECLINED), why)
+            self._answer.decide(positions, STATES_WITHOUT_LEASE.get(why, BlockState.DECLINED), why)

@@ -16,7 +16,7 @@ from ostraca_dpu_agent.datapath.flash_io import ReadPlan
 from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.worker import Holder
-from ostraca_dpu_agent.datapath.staging.leases import REFUSED, Purpose
+from ostraca_dpu_agent.datapath.staging.leases import STATES_WITHOUT_LEASE, Purpose
 from ostraca_dpu_agent.volumes import ServedVolume
 from ostraca_fabric.errors import ConnectError, MalformedError
 from ostraca_fabric.model.extent import rounded_up
@@ -140,7 +140,7 @@ class PrefetchRun:
         )
         if isinstance(lease, Reason):
             if not self._deadline.is_over():
-                self._outcomes.set(positions, REFUSED.get(lease, BlockState.DECLINED), lease)
+                self._outcomes.set(positions, STATES_WITHOUT_LEASE.get(lease, BlockState.DECLINED), lease)
             return
         reasons, read = codec.filled(len(positions), Reason.DRIVE_ERROR), None
         try:

@@ -190,7 +190,7 @@ class PutRun(TransferRun[Put]):
         finally:
             committed_bytes = int(self._blocks.lengths[self._outcomes.states == PutState.COMMITTED].sum())
             context.record("put", self._blocks.keys, self._outcomes, committed_bytes)
-            self._unchecked.clear()
+            self._unchecked.clear()  # of groups that never began
             self._end_check(None)
 
     async def _begin(self) -> list[Coroutine[Any, Any, None]]:

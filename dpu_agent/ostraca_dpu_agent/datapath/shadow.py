@@ -81,7 +81,7 @@ class Shadows:
 
 
 class ShadowRun(GetRun):
-    """A get without transfers and messages to the worker."""
+    """A get without transfers to the worker. It hears of a crash alone, by ``Settled``."""
 
     _operation = "shadow_get"
 

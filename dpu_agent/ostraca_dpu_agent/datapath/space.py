@@ -18,7 +18,7 @@ from ostraca_dpu_agent.datapath.location.routing import (
     GroupedBlocks,
     Routes,
     ShardPart,
-    grouped,
+    by_place,
     restrict,
 )
 from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
@@ -125,11 +125,11 @@ class Space:
 
     def by_target(self, positions: Positions) -> list[tuple[ReservedShard, Positions]]:
         """Group reserved blocks by target shard, in order."""
-        return grouped(self._targets, self._target, positions)
+        return by_place(self._targets, self._target, positions)
 
     def by_drive(self, positions: Positions) -> list[tuple[DriveId, Positions]]:
         """Group reserved blocks by target drive, in order."""
-        return grouped([target.drive for target in self._targets], self._target, positions)
+        return by_place([target.drive for target in self._targets], self._target, positions)
 
     def drive_offsets(self, positions: Positions) -> NDArray[np.int64]:
         """Return offsets of reserved blocks on their drives, in bytes."""

@@ -26,7 +26,7 @@ class ShardAnswer:
     is_owner: bool
     owner_epoch: int = 0
     is_found: NDArray[np.bool_] | None = None
-    """Per key; None from an agent without the shard."""
+    """Per key; None from an agent without the shard, and for a malformed answer."""
 
     extents: Extents | None = None
     """None for a brief query."""

@@ -21,6 +21,7 @@ from tests.support.agent.assembly import (
     until,
     with_cache,
 )
+from tests.support.invariants import evict_all
 from tests.support.stalls import Stopwatch
 
 from ostraca_dpu_agent.settings import MIB
@@ -411,8 +412,8 @@ async def test_a_worker_whose_transfers_never_end_cannot_keep_the_cache_from_the
         for done in await asyncio.gather(*getting):
             assert set(get_states(done)) == {BlockState.LATE}
         assert len(stopped.arena.held) == waves, "no more began"
-        assert staging.quarantined_cached[1] == blocks * SLOT_BYTES
-        assert staging.quarantined_cached[0] == len(staging.cache._order.held) == blocks
+        assert staging.quarantined_cached_bytes == blocks * SLOT_BYTES
+        assert staging.quarantined_cached_blocks == len(staging.cache._order.held) == blocks
         status = fabric.agent.status()
         assert status.quarantined_cached_blocks == blocks
         refused = await fabric.get(stopped, range(32))
@@ -434,7 +435,7 @@ async def test_blocks_that_leave_the_cache_before_their_turn_come_from_flash() -
         getting = asyncio.create_task(fabric.get(reader, range(10)))
         await until(lambda: len(reader.arena.held) == 2)
         assert len(staging.cache._order.held) == 8
-        staging._pool.drop(staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1))
+        staging._pool.drop(evict_all(staging.cache))
         assert len(staging.cache) == 8
         reader.arena.let_go()
         assert get_states(await getting) == [BlockState.HIT] * 10

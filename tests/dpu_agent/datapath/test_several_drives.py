@@ -26,7 +26,7 @@ from tests.support.agent.assembly import (
     reasons_of,
     until,
 )
-from tests.support.invariants import check_slots
+from tests.support.invariants import check_slots, evict_all
 from tests.support.stalls import Stopwatch
 
 from ostraca_dpu_agent.datapath.staging.staging import Staging
@@ -202,9 +202,7 @@ async def test_a_prefetch_brings_what_the_other_drive_has(other: HeldDrive) -> N
         worker = fabric.worker()
         await fabric.put(worker, NUMBERS)
         on_first = await lies_on_first(fabric)
-        fabric.context.staging._pool.drop(
-            fabric.context.staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1)
-        )
+        fabric.context.staging._pool.drop(evict_all(fabric.context.staging.cache))
         fabric.drive.holds_reads = True
         done = await fabric.data_path.prefetch(
             worker, fabric.volume, Prefetch(9, 0, FAR_S, chain_of(NUMBERS))

@@ -23,6 +23,7 @@ from tests.support.agent.assembly import (
     until,
     with_cache,
 )
+from tests.support.invariants import evict_all
 
 from ostraca_dpu_agent.settings import MIB
 from ostraca_fabric.model.ids import AgentId
@@ -164,7 +165,7 @@ async def test_a_get_in_the_shadow_reads_and_verifies_and_hands_nothing_over(cac
         worker, reader = fabric.worker(), fabric.worker()
         turn(fabric, Switch.SHADOW)
         assert put_states(await fabric.put(worker, range(8))) == [PutState.COMMITTED] * 8, "it fills"
-        fabric.context.staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1)
+        evict_all(fabric.context.staging.cache)
         if not cache_bytes:
             fabric.drive.flip_bit(fabric.drive.bytes.find(content_of(3)[:64]) + 100)
         done = await fabric.get(reader, range(10))

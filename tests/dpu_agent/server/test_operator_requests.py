@@ -19,6 +19,7 @@ from tests.support.agent.assembly import (
     put_states,
     with_cache,
 )
+from tests.support.invariants import evict_all
 
 from ostraca_admin.remote_agents import RemoteAgents
 from ostraca_dpu_agent.settings import MIB
@@ -92,7 +93,7 @@ async def test_an_operator_has_blocks_brought_into_the_cache_unless_the_volume_i
 ) -> None:
     async with asked(tmp_path) as (fabric, hands):
         await fabric.put(fabric.worker(), range(4))
-        fabric.agent._staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1)
+        evict_all(fabric.agent._staging.cache)
         record, spans = fabric.volume.record, chain_of(range(5))
         fabric.membership.rule(Overrides(switches={(TENANT, "v"): Switch.OFF}))
         done = await hands.prefetch(AGENT, record, spans, FAR_S)

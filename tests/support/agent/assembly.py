@@ -427,11 +427,12 @@ class Assembly:
         staging = self.context.staging
         assert staging.held_bytes == 0
         assert staging.quarantined_bytes == 0
-        assert staging.quarantined_cached == (0, 0)
+        assert staging.quarantined_cached_blocks == staging.quarantined_cached_bytes == 0
         assert not staging._held_by
         assert not staging._quarantined
         assert not any(staging._held.values())
         assert not any(staging._queues.values())
+        assert not any(queue.waiting_bytes for queue in self.context.estimator.drives.values())
         check_slots(staging._pool)
         check_cache(staging.cache)
         assert len(staging.cache._order.held) == 0

@@ -313,7 +313,7 @@ class BlockLocations:
 
     def by_drive(self, positions: NDArray[np.intp]) -> list[tuple[DriveId, NDArray[np.intp]]]:
         """Group found blocks by drive, in order."""
-        return grouped([source.drive for source in self.sources], self.source, positions)
+        return by_place([source.drive for source in self.sources], self.source, positions)
 
     def drive_offsets(self) -> NDArray[np.int64]:
         """Return the first byte of each block on its drive."""
@@ -340,7 +340,7 @@ class BlockLocations:
         )
 
 
-def grouped(
+def by_place(
     places: Sequence[_Place], source: NDArray[np.intp], positions: NDArray[np.intp]
 ) -> list[tuple[_Place, NDArray[np.intp]]]:
     """Group blocks by place, in order; *source* has the index of each block's place in *places*."""

@@ -284,7 +284,7 @@ class RequestContext:
         """Begin to read a part of a plan into the lease's slots, in order.
 
         If the drive reads nothing now, the read is over without a block. With *tells_progress*, listeners of
-        the read's check are told about progress. The end of an abandoned read tells nothing of others.
+        the read's check are told about progress. The duration is measured, unless the read is abandoned.
         """
         drive, lengths = self.drives.get(drive_id), plan.lengths[part]
         pieces = Pieces(self.staging.array, lease.offsets, plan.drive_offsets[part], plan.page_lengths[part])

@@ -31,7 +31,7 @@ class Purpose(IntEnum):
     """A get of cached or staged blocks. Takes no slots, only part of its worker's share."""
 
 
-REFUSED = {Reason.DEADLINE: BlockState.LATE, Reason.DRIVE_SUSPECT: BlockState.MISS}
+STATES_WITHOUT_LEASE = {Reason.DEADLINE: BlockState.LATE, Reason.DRIVE_SUSPECT: BlockState.MISS}
 """State of blocks to load without a lease, by the reason; others are DECLINED."""
 
 
@@ -59,7 +59,7 @@ class StagingLease:
     """Lease of the put whose slots are read, for CACHED."""
 
     readers: int = 0
-    """Leases that read the slots; they outlast a release until their end."""
+    """Number of leases that read the slots; a release waits for them."""
 
     late_release: Callable[[], None] | None = None
     """Release that waits for the last reader."""

@@ -20,6 +20,7 @@ from ostraca_dpu_agent.datapath.staging.staging import Staging
 from ostraca_fabric.tables.slots import cut_into_waves
 
 IN_CACHE = "cache"
+"""Key of ``DataPathCounters.hits_on`` for blocks of the DRAM cache."""
 
 
 @dataclass(frozen=True, slots=True)

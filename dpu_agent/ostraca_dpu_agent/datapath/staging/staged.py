@@ -28,6 +28,7 @@ _ABSENT = -1
 _numbers = count()
 
 IN_STAGING = "staging"
+"""Key of ``DataPathCounters.hits_on`` for staged blocks."""
 
 
 class StagedGroup:

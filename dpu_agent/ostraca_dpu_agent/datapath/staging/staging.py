@@ -72,7 +72,7 @@ class Staging:
         self._held_on: Counter[Hashable] = Counter()
         """Bytes of slots under I/O per drive, including abandoned I/O."""
         self._quarantined: set[StagingLease] = set()
-        """Leases under transfers not known to have ended."""
+        """Leases under transfers, or abandoned I/O of drives, not known to have ended."""
         self._queues: dict[Purpose, WaitQueue] = {purpose: {} for purpose in Purpose}
         self.on_wait: Callable[[], None] = lambda: None
         """Called when a lease begins to wait for memory."""
@@ -88,10 +88,14 @@ class Staging:
         return self._pool.quarantined_bytes
 
     @property
-    def quarantined_cached(self) -> tuple[int, int]:
-        """Cached blocks in quarantine, counted per transfer, and their bytes."""
-        cached = [lease for lease in self._quarantined if len(lease.rows)]
-        return sum(len(lease.rows) for lease in cached), sum(lease.held_bytes for lease in cached)
+    def quarantined_cached_blocks(self) -> int:
+        """Cached blocks in quarantine, counted per transfer."""
+        return sum(len(lease.rows) for lease in self._quarantined)
+
+    @property
+    def quarantined_cached_bytes(self) -> int:
+        """Bytes of these blocks."""
+        return sum(lease.held_bytes for lease in self._quarantined if len(lease.rows))
 
     @property
     def slots_of(self) -> Counter[Hashable]:
@@ -280,7 +284,7 @@ class Staging:
         own = sum(lease.held_bytes for lease in self._quarantined if lease.holder == waiter.holder)
         if own > 0 and self._is_above_share(own + waiter.wanted_bytes):
             return True
-        total = self.quarantined_bytes + self.quarantined_cached[1]
+        total = self.quarantined_bytes + self.quarantined_cached_bytes
         if total <= self._settings.quarantine_share * self._settings.staging_bytes:
             return False
         return not self._is_guaranteed(waiter)

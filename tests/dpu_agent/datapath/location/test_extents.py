@@ -29,6 +29,7 @@ from tests.support.agent.assembly import (
     until,
     with_cache,
 )
+from tests.support.invariants import evict_all
 
 from ostraca_dpu_agent.datapath.location.extents import OfferedBlocks
 from ostraca_dpu_agent.settings import MIB, AgentSettings
@@ -191,7 +192,7 @@ async def test_pins_end_with_the_get_of_a_worker_that_reports_nothing(reason: Re
 async def test_a_get_that_is_cancelled_while_the_agent_delivers_ends_the_workers_reads_too() -> None:
     async with stored(with_cache(2 * MIB)) as fabric:
         staging = fabric.context.staging
-        staging._pool.drop(staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1))
+        staging._pool.drop(evict_all(staging.cache))
         await fabric.put(fabric.worker(), [10])
         worker = with_drive(fabric)
         worker.arena.is_held = True
@@ -256,7 +257,7 @@ async def test_a_get_that_ends_before_its_blocks_are_located_offers_nothing() ->
 async def test_blocks_that_leave_the_cache_are_not_offered_after_an_offer() -> None:
     async with stored(with_cache(2 * MIB)) as fabric:
         staging = fabric.context.staging
-        staging._pool.drop(staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1))
+        staging._pool.drop(evict_all(staging.cache))
         cached = range(10, 20)
         await fabric.put(fabric.worker(), cached)
         worker = with_drive(fabric)
@@ -265,7 +266,7 @@ async def test_blocks_that_leave_the_cache_are_not_offered_after_an_offer() -> N
         offer = await offered(worker)
         worker.end_reads(offer.request, ExtentsRead(offer.request, offer.positions, b""))
         await until(lambda: len(worker.arena.held) == 2)
-        staging._pool.drop(staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1))
+        staging._pool.drop(evict_all(staging.cache))
         worker.arena.let_go()
         assert get_states(await getting) == [HIT] * 16
         assert len(offers_to(worker)) == 1

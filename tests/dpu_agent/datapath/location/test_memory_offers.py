@@ -23,6 +23,7 @@ from tests.support.agent.assembly import (
     put_states,
     with_cache,
 )
+from tests.support.invariants import evict_all
 
 from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
 from ostraca_dpu_agent.settings import MIB
@@ -89,7 +90,7 @@ async def test_nothing_is_held_for_the_worker() -> None:
         staging = fabric.context.staging
         await fabric.get(worker, range(6))
         assert not staging.holds(worker)
-        staging._pool.drop(staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1))
+        staging._pool.drop(evict_all(staging.cache))
         assert not staging.cache.used_bytes, "evicted while the worker may read"
         await fabric.at_rest()
 
@@ -137,7 +138,7 @@ async def test_staged_blocks_are_told_while_they_wait_for_flash() -> None:
 async def test_blocks_on_flash_are_read_by_whom_may_read_the_drive(*, reads_drives: bool) -> None:
     async with stored(CACHED) as fabric:
         staging = fabric.context.staging
-        staging._pool.drop(staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1))
+        staging._pool.drop(evict_all(staging.cache))
         await fabric.put(fabric.worker(), range(10, 14))
         drives = {DRIVE: 3} if reads_drives else {}
         worker = replace(fabric.worker(), reads_memory=True, direct_drives=drives)

@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.support.invariants import check_cache
+from tests.support.invariants import check_cache, evict_all
 
 from ostraca_dpu_agent.datapath.staging.cache import BlockCache, CacheOffer
 from ostraca_fabric.telemetry.status import PrefetchCounters
@@ -59,9 +59,9 @@ def test_a_block_under_a_transfer_is_never_dropped() -> None:
     rows = found(cache, 1)
     cache.hold(rows)
     assert put(cache, 2) == [2 * PAGE], "the newcomer does not fit while the old one is in use"
-    assert cache.make_room(1 << 30, None, beside={}, equal_bytes=1).tolist() == []
+    assert evict_all(cache).tolist() == []
     cache.release(rows)
-    assert cache.make_room(1 << 30, None, beside={}, equal_bytes=1).tolist() == [PAGE]
+    assert evict_all(cache).tolist() == [PAGE]
     check_cache(cache)
 
 
@@ -124,7 +124,7 @@ def test_what_a_prefetch_brought_is_counted_as_got_or_as_dropped_unread() -> Non
         cache.hold(rows)
         cache.release(rows)
     assert count == PrefetchCounters(blocks=3, bytes=300, useful_blocks=1, useful_bytes=100)
-    cache.make_room(1 << 30, None, beside={}, equal_bytes=1)
+    evict_all(cache)
     assert count == PrefetchCounters(3, 300, 1, 100, 2, 200)
     check_cache(cache)
 

@@ -28,6 +28,7 @@ from tests.support.agent.assembly import (
     until,
     with_cache,
 )
+from tests.support.invariants import evict_all
 
 from ostraca_dpu_agent.datapath.location.routing import Routes
 from ostraca_dpu_agent.settings import MIB, AgentSettings
@@ -86,7 +87,7 @@ async def test_staged_cached_and_committed_blocks_are_one_answer() -> None:
         writer, reader = fabric.worker(), fabric.worker()
         staging = fabric.context.staging
         await fabric.put(writer, range(2))
-        staging._pool.drop(staging.cache.make_room(1 << 30, None, beside={}, equal_bytes=1))
+        staging._pool.drop(evict_all(staging.cache))
         await fabric.put(writer, range(2, 4))
         fabric.drive.holds_writes = True
         await fabric.put(writer, range(4, 6), ack=Ack.STAGED)
@@ -200,7 +201,7 @@ async def test_a_read_that_outlives_its_get_keeps_the_slots_in_quarantine() -> N
         fabric.drive.let_go()
         await until(lambda: not fabric.context.staged.groups)
         assert staging.quarantined_bytes == 2 * SLOT_BYTES
-        assert staging.quarantined_cached[1] == 0
+        assert staging.quarantined_cached_bytes == 0
         reader.arena.let_go()
         await fabric.at_rest()
         assert reader.settled == [done.request]
