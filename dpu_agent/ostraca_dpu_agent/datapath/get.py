@@ -329,7 +329,7 @@ class GetRun(TransferRun[Get]):
         finally:
             self._leases.discard(lease)
             keep = None
-            if read is not None:
+            if read is not None and context.staging.cache.limit_bytes:
                 keep = self._blocks.cache_offer(positions, plan.tags[part], read.reasons() == Reason.NONE)
             context.release(lease, read, keep=keep)
 

@@ -250,23 +250,26 @@ class RequestContext:
     ) -> StagingLease | Reason:
         """Lease staging, for blocks of a drive if given, as ``Staging.lease``, while the request lasts."""
         drive, given_up = None if drive_id is None else self.drives.get(drive_id), None
-        if drive is not None:
-            is_put = purpose is Purpose.PUT
-            if drive.refuses_writes if is_put else drive.refuses_reads:
-                return Reason.DRIVE_SUSPECT
-            given_up = drive.writes_given_up if is_put else drive.reads_given_up
-        lease: StagingLease | Reason = Reason.DEADLINE
-        if not deadline.is_over():
-            lease = await self.staging.lease(
-                count,
-                slot_bytes,
-                purpose,
-                holder=holder,
-                tenant=holder.tenant,
-                within_s=deadline.left_s if within_s is None else within_s,
-                drive=drive_id,
-                given_up=given_up,
-            )
+        if drive is not None and purpose is Purpose.PUT:
+            refuses, given_up = drive.refuses_writes, drive.writes_given_up
+        elif drive is not None:
+            refuses, given_up = drive.refuses_reads, drive.reads_given_up
+        else:
+            refuses = False
+        if refuses:
+            return Reason.DRIVE_SUSPECT
+        if deadline.is_over():
+            return Reason.DEADLINE
+        lease = await self.staging.lease(
+            count,
+            slot_bytes,
+            purpose,
+            holder=holder,
+            tenant=holder.tenant,
+            within_s=deadline.left_s if within_s is None else within_s,
+            drive=drive_id,
+            given_up=given_up,
+        )
         if isinstance(lease, StagingLease) and deadline.is_over():
             self.staging.release(lease)
             return Reason.DEADLINE
