@@ -72,7 +72,8 @@ async def get_in_memory(
     """
     blocks = RequestBlocks.of(volume, request.spans, request.lengths)
     waves, is_here = context.find_in_memory(blocks)
-    if request.is_again or not (worker.reads_memory and is_here.all()):
+    is_whole = np.count_nonzero(is_here) == len(blocks)  # faster than ``all``
+    if request.is_again or not (worker.reads_memory and is_whole):
         raise RefusedError("not_in_memory", "some blocks are not in this agent's memory: use an arena")
     places = [context.places(request.request, wave) for wave in waves]
     outcomes = codec.Outcomes.filled(len(blocks), BlockState.HIT, Reason.NONE)

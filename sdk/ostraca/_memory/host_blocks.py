@@ -350,8 +350,9 @@ class HostBlocks:
         assert len(offsets) == len(seeds) == count, "a block has one offset and one seed"
         assert tags.shape == (count, TAG_BYTES), f"tags of shape {tags.shape} for {count} blocks"
         positions = np.ascontiguousarray(positions, np.int64)
-        if count:  # negative ones are large
-            assert positions.view(np.uint64).max() < len(self.lengths), "blocks that were checked"
+        if count:  # negative ones are large, and ``max`` takes thrice as long
+            unsigned = positions.view(np.uint64)
+            assert unsigned[unsigned.argmax()] < len(self.lengths), "blocks that were checked"
         offsets, seeds = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(seeds, np.uint64)
         lengths, tags = self.lengths[positions], np.array(tags)  # C takes writable memory faster
         verdicts, calls = no_verdicts(count), copy_pool.calls_for(lengths)
