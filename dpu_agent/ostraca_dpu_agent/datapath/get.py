@@ -73,8 +73,9 @@ class GetRun(TransferRun[Get]):
         self._streams: dict[WaveStream, Delivery] = {}
         """Streams that have not ended."""
         self._locations = NO_LOCATIONS
-        self._offered = NO_POSITIONS
-        """Blocks on drives left to the worker to read, recorded by its report."""
+        self._is_left: NDArray[np.bool_] | None = None
+        """Blocks on drives left to the worker to read, recorded by its report; None before any."""
+
         self._admission = GetAdmission(
             context.estimator,
             context.clock,
@@ -96,35 +97,35 @@ class GetRun(TransferRun[Get]):
     async def run(self) -> GetDone:
         """Deliver blocks until the deadline. After any exception, ``Settled`` follows."""
         found, is_here = self._find_in_memory()
-        if not found and is_here.all():  # no task, as all is done
+        if not self._deadline.left_s or (not found and is_here.all()):  # nothing is left to do
             self._admission.close()
             self._record()
             return self._answer.message(NO_POSITIONS)
-        delivery = self._context.tasks.spawn(self._deliver_all(found, is_here))
+        delivery = self._context.tasks.begin(self._deliver_all(found, is_here))
+        unsettled = NO_POSITIONS
         try:
-            unsettled = await self._end(delivery, delivery, self._stop_streams)
+            if not delivery.done() or delivery.exception() is not None:
+                unsettled = await self._end(delivery, delivery, self._stop_streams)
         finally:
             self._admission.close()
         if self._deadline.stopped.done():
             self._worker.end_reads(self._request.request)
-        if not len(self._offered):
+        if self._is_left is None:
             self._record()
-        elif len(self._offered) < len(self._blocks):
-            self._record(np.delete(np.arange(len(self._blocks)), self._offered))
+        elif np.count_nonzero(self._is_left) < len(self._blocks):
+            self._record(~self._is_left)
         return self._answer.message(unsettled)
 
-    def _record(self, positions: NDArray[np.intp] | None = None) -> None:
-        """Count and record the outcomes of blocks, all by default, once answered."""
-        if self._deadline.stopped.done():
-            self._outcomes.reasons[self._outcomes.states == BlockState.LATE] = Reason.CANCELLED
+    def _record(self, wanted: NDArray[np.bool_] | None = None) -> None:
+        """Count and record the outcomes of *wanted* blocks, all by default, once answered."""
         keys, outcomes = self._blocks.keys, self._outcomes
-        if positions is not None:
-            keys, outcomes = (
-                keys[positions],
-                Outcomes(outcomes.states[positions], outcomes.reasons[positions]),
-            )
-        hits = np.flatnonzero(outcomes.states == _HIT)
-        hit_bytes = self._blocks.total_bytes(hits if positions is None else positions[hits])
+        if self._deadline.stopped.done():
+            outcomes.reasons[outcomes.states == BlockState.LATE] = Reason.CANCELLED
+        is_hit = outcomes.states == _HIT
+        if wanted is not None and np.count_nonzero(wanted) < len(wanted):
+            is_hit &= wanted
+            keys, outcomes = keys[wanted], Outcomes(outcomes.states[wanted], outcomes.reasons[wanted])
+        hit_bytes = self._blocks.total_bytes(is_hit.nonzero()[0])
         self._context.record(self._operation, keys, outcomes, hit_bytes)
 
     def _find_in_memory(self) -> tuple[list[MemoryWave], NDArray[np.bool_]]:
@@ -268,7 +269,7 @@ class GetRun(TransferRun[Get]):
     def _direct_drives(self) -> Mapping[DriveId, int]:
         """Return the drives that the worker may read itself: once per get, right before ``_leave_drives``."""
         drives, tenant, context = self._worker.direct_drives, self._worker.tenant, self._context
-        if not drives or len(self._offered) or not self._may_leave_reads():
+        if not drives or self._is_left is not None or not self._may_leave_reads():
             return {}
         return drives if context.has_room_for(tenant) and context.may_read_directly(tenant) else {}
 
@@ -284,18 +285,18 @@ class GetRun(TransferRun[Get]):
         Pins outlast the answer. The reads count as a request.
         """
         offered = OfferedBlocks.of(locations, found, drives)
-        if offered is None:
+        if not len(offered.positions):
             return found
         self._admission.leave_to_worker(locations, offered.positions)
         request, tenants = self._request.request, self._context.staging.tenants
-        self._offered = offered.positions
+        self._is_left = offered.is_offered
         self._answer.decide(offered.positions, BlockState.HIT, Reason.NONE)
         tenants.add(tenants.requests, self._worker.tenant)
         pins = locations.take_pins(offered.by_drive)
         ended = partial(copy_context().run, partial(self._end_reads, offered, pins))
         self._worker.expect_reads(request, within_s=self._deadline.left_s, ended=ended)
         self._worker.send(offered.message(request))
-        return np.setdiff1d(found, offered.positions)
+        return offered.others
 
     def _end_reads(self, offer: OfferedBlocks, pins: Pins, report: ExtentsRead | None) -> None:
         """Release the pins, and record the outcomes of the worker's reads."""
@@ -305,13 +306,13 @@ class GetRun(TransferRun[Get]):
         if report is None:
             reason = Reason.CANCELLED if self._deadline.left_s else Reason.DEADLINE
             self._outcomes.set(offer.positions, BlockState.LATE, reason)
-            self._record(offer.positions)
+            self._record(offer.is_offered)
             return
-        verified, lost = offer.divide(report, len(self._blocks))
-        context.counters.hits_on.update(offer.hits_on(verified))
-        context.counters.get_hits_direct += len(verified)
-        self._outcomes.set(lost, BlockState.MISS, Reason.DRIVE_SUSPECT)
-        self._record(np.concatenate((verified, lost)))
+        is_verified, is_lost = offer.divide(report)
+        context.counters.hits_on.update(offer.hits_on(is_verified))
+        context.counters.get_hits_direct += int(np.count_nonzero(is_verified))
+        self._outcomes.set(is_lost, BlockState.MISS, Reason.DRIVE_SUSPECT)
+        self._record(is_verified | is_lost)
 
     async def _part(self, plan: ReadPlan, drive_id: DriveId, part: slice) -> None:
         """Read a part, and deliver its blocks while the read advances."""

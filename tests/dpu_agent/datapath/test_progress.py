@@ -120,7 +120,7 @@ async def test_the_staging_of_a_part_outlives_a_crash_of_its_delivery() -> None:
         fabric.drive.holds_reads = worker.arena.is_held = True
         getting = asyncio.create_task(fabric.get(worker, range(COUNT)))
         await until(lambda: bool(worker.arena.held))
-        (delivery,) = (task for task in asyncio.all_tasks() if "GetRun._deliver_all" in repr(task.get_coro()))
+        (delivery,) = fabric.context.tasks._tasks
         held_bytes = staging.held_bytes
         delivery.cancel()
         worker.arena.let_go()

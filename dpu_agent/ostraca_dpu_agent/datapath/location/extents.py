@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.location.routing import BlockLocations
+from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import ExtentsRead, GetExtents
@@ -35,23 +35,29 @@ class OfferedBlocks:
     tags: NDArray[np.uint8]
     """Shape (n, 16)."""
 
+    is_offered: NDArray[np.bool_]
+    """For each block of the request."""
+
+    others: NDArray[np.intp]
+    """Positions of the located blocks on other drives."""
+
     @classmethod
     def of(
         cls, locations: BlockLocations, positions: NDArray[np.intp], numbers: Mapping[DriveId, int]
-    ) -> OfferedBlocks | None:
-        """Offer the located blocks at *positions* on drives with *numbers*; None without any."""
-        offsets = locations.drive_offsets()
+    ) -> OfferedBlocks:
+        """Offer the located blocks at *positions* on drives with *numbers*."""
+        offsets, grouped = locations.drive_offsets(), locations.by_drive(positions)
         by_drive = {
-            drive: its[np.argsort(offsets[its])]
-            for drive, its in locations.by_drive(positions)
-            if drive in numbers
+            drive: its[offsets[its].argsort(kind="stable")] for drive, its in grouped if drive in numbers
         }
-        if not by_drive:
-            return None
-        order = np.concatenate([*by_drive.values()])
+        order = np.concatenate((NO_POSITIONS, *by_drive.values()))
+        others = [its for drive, its in grouped if drive not in numbers]
         named = np.array([numbers[drive] for drive in by_drive], codec.U32)
         named = named.repeat([len(its) for its in by_drive.values()])
-        return cls(by_drive, order, named, offsets[order], locations.tags[order])
+        is_offered = np.zeros(len(offsets), np.bool_)
+        is_offered[order] = True
+        rest = np.sort(np.concatenate(others)) if others else NO_POSITIONS
+        return cls(by_drive, order, named, offsets[order], locations.tags[order], is_offered, rest)
 
     def message(self, request: int) -> GetExtents:
         """Build the message to the worker."""
@@ -63,17 +69,18 @@ class OfferedBlocks:
             self.tags.tobytes(),
         )
 
-    def divide(self, report: ExtentsRead, blocks: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-        """Return the verified and the lost blocks, by the worker's report on a request of so many *blocks*.
+    def divide(self, report: ExtentsRead) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """Tell which blocks of the request are verified and lost, by the worker's report.
 
         A read may still use the slots of lost blocks; those of failed blocks are free. Blocks never offered
         are ignored. Raises MalformedError.
         """
-        offered = self.positions
-        is_verified = np.isin(offered, codec.positions(report.verified, blocks))
-        is_failed = np.isin(offered, codec.positions(report.failed, blocks))
-        return offered[is_verified], offered[~(is_verified | is_failed)]
+        blocks = len(self.is_offered)
+        is_verified, is_lost = np.zeros(blocks, np.bool_), self.is_offered.copy()
+        is_verified[codec.positions(report.verified, blocks)] = True
+        is_lost[codec.positions(report.failed, blocks)] = False
+        return self.is_offered & is_verified, is_lost & ~is_verified
 
-    def hits_on(self, verified: NDArray[np.intp]) -> dict[DriveId, int]:
+    def hits_on(self, is_verified: NDArray[np.bool_]) -> dict[DriveId, int]:
         """Return the number of verified blocks on each drive."""
-        return {drive: int(np.isin(its, verified).sum()) for drive, its in self.by_drive.items()}
+        return {drive: int(np.count_nonzero(is_verified[its])) for drive, its in self.by_drive.items()}

@@ -280,7 +280,10 @@ def offered_blocks() -> OfferedBlocks:
     tags = np.arange(48, dtype=np.uint8).reshape(3, 16)
     by_drive = {DRIVE: np.array([4], np.intp), OTHER: np.array([0, 2], np.intp)}
     numbers, offsets = np.array([9, 0, 0], np.uint32), np.array([8192, 0, 4096])
-    return OfferedBlocks(by_drive, np.array([4, 0, 2], np.intp), numbers, offsets, tags)
+    is_offered = np.array([True, False, True, False, True, False])
+    return OfferedBlocks(
+        by_drive, np.array([4, 0, 2], np.intp), numbers, offsets, tags, is_offered, np.array([3], np.intp)
+    )
 
 
 def test_an_offer_names_sources_by_the_workers_numbers() -> None:
@@ -303,11 +306,11 @@ def test_a_report_divides_the_offered_blocks_and_no_others(
     verified: list[int], failed: list[int], expected: tuple[list[int], list[int]]
 ) -> None:
     offered = offered_blocks()
-    found, lost = offered.divide(ExtentsRead(7, u32(verified), u32(failed)), 6)
-    assert (sorted(found.tolist()), sorted(lost.tolist())) == expected
-    assert offered.hits_on(found) == {DRIVE: 4 in verified, OTHER: len({0, 2} & set(verified))}
+    is_verified, is_lost = offered.divide(ExtentsRead(7, u32(verified), u32(failed)))
+    assert (np.flatnonzero(is_verified).tolist(), np.flatnonzero(is_lost).tolist()) == expected
+    assert offered.hits_on(is_verified) == {DRIVE: 4 in verified, OTHER: len({0, 2} & set(verified))}
 
 
 def test_a_report_beyond_the_request_is_refused() -> None:
     with pytest.raises(MalformedError):
-        offered_blocks().divide(ExtentsRead(7, u32([6]), b""), 6)
+        offered_blocks().divide(ExtentsRead(7, u32([6]), b""))
