@@ -32,7 +32,7 @@ from ostraca_fabric.errors import DriveError, MalformedError
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.runtime.events import set_event
 from ostraca_fabric.runtime.threads import show_name
-from ostraca_fabric.tables.digests import GOOD
+from ostraca_fabric.tables.digests import GOOD, PieceState, TagCheck
 
 log = logging.getLogger("ostraca")
 
@@ -42,16 +42,20 @@ BATCH_BYTES = 4 << 20
 _LENGTH_MAX = (1 << 32) - 1
 _SLEEP_S_MAX = 3600.0
 
+_DAMAGED = "blocks there do not match their tags"
+
 _ELSEWHERE = np.empty(0, np.uint8)
 """Memory of pieces that are read into device memory."""
 
 Rows = NDArray[np.intp]
 
-
 Ended = Callable[[Rows, Progress], None]
-"""Takes blocks whose reads have ended: READING if read, FAILED if nothing was read and nothing lands later,
-LOST if the drive is silent.
+"""Takes blocks whose reads have ended: VERIFIED after a check, else READING. FAILED if nothing was read or a
+check failed, and nothing lands later. LOST if the drive is silent.
 """
+
+BlockTags = tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.uint8]]
+"""Lengths of blocks in bytes, their seeds, and their tags of shape (n, 16): columns of n rows."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +96,7 @@ class _ReadBatch:
     lengths: NDArray[np.uint32]
     states: NDArray[np.uint8]
     ended: Ended
+    check: TagCheck | None
     is_lost: bool = False
 
 
@@ -191,11 +196,13 @@ class DirectReader:
         ended: Ended,
         *,
         memory: NDArray[np.uint8] | DeviceMemory | None = None,
+        tags: BlockTags | None = None,
     ) -> None:
         """Read blocks that passed ``check``: columns of shape (n,), in bytes.
 
         Memory offsets are multiples of 4096. *ended* gets each row once, in groups: from the reader's thread
         as batches end, or at once from this thread for refused blocks. Several reads may have one *request*.
+        With *tags*, the engine checks each block in host memory right behind its read.
 
         *memory* takes the blocks instead of the arena: a flat array that begins at a page, or device memory.
         The reader keeps it alive until its reads have ended, and not longer.
@@ -214,8 +221,12 @@ class DirectReader:
         with self._changed:
             self._read_s = time.monotonic()
             for rows, pieces in wanted:
-                drive, states = self._drives[numbers[rows[0]]], np.zeros(len(rows), np.uint8)
-                batch = _ReadBatch(request, drive, rows, pieces.lengths, states, ended)
+                check = (
+                    None if tags is None else TagCheck(pieces, tags[0][rows], tags[1][rows], tags[2][rows])
+                )
+                states = np.zeros(len(rows), np.uint8) if check is None else check.states
+                drive = self._drives[numbers[rows[0]]]
+                batch = _ReadBatch(request, drive, rows, pieces.lengths, states, ended, check)
                 if not self._submit(batch, pieces, staged):
                     refused.append(rows)
                     self.counters.blocks_failed += len(rows)
@@ -232,7 +243,7 @@ class DirectReader:
             self._wakes_s = -math.inf
             self._wake()
         if is_news:
-            self._tell_suspended(drive, "blocks there do not match their tags")
+            self._tell_suspended(drive, _DAMAGED)
 
     def when_read(self, request: int, act: Callable[[], None]) -> None:
         """Call *act* once no read of *request* is under way, lost reads included.
@@ -279,7 +290,8 @@ class DirectReader:
         engine = self._engine
         assert engine is not None, "drives have an engine"
         if staged is None:
-            is_taken = engine.submit(drive.handle, IoOperation.READ, pieces, None, end, states=batch.states)
+            columns = pieces, batch.check, end
+            is_taken = engine.submit(drive.handle, IoOperation.READ, *columns, states=batch.states)
         else:
             devices = self._device_reads
             assert devices is not None, "no read before a look at reads_devices"
@@ -332,6 +344,7 @@ class DirectReader:
         """Report the end of a batch, unless the batch is lost. *cause* says more than an errno."""
         drive, is_good = batch.drive, batch.states == GOOD
         good, failed = batch.rows[is_good], batch.rows[~is_good]
+        is_damaged = len(failed) > 0 and bool((batch.states == PieceState.DAMAGED).any())
         with self._changed:
             drive.heard_s = time.monotonic()
             drive.batches.remove(batch)
@@ -341,13 +354,15 @@ class DirectReader:
                 self.counters.blocks_read += len(good)
                 self.counters.bytes_read += int(batch.lengths[is_good].sum(dtype=np.int64))
                 self.counters.blocks_failed += len(failed)
-            is_news = bool(end.failed) and self._suspend(drive)
-        if is_news:
+            is_news = (is_damaged or bool(end.failed)) and self._suspend(drive)
+        if is_news and is_damaged:
+            self._tell_suspended(drive, _DAMAGED)
+        elif is_news:
             cause = cause or (os.strerror(end.error) if end.error else "the drive comes to an end")
             self._tell_suspended(drive, f"read at {end.offset}: {cause}")
         if not batch.is_lost:
             if len(good):
-                _call(batch.ended, good, Progress.READING)
+                _call(batch.ended, good, Progress.READING if batch.check is None else Progress.VERIFIED)
             if len(failed):
                 _call(batch.ended, failed, Progress.FAILED)
         self._finish(batch.request)
@@ -428,6 +443,12 @@ def _starts(thread: threading.Thread) -> bool:
         log.warning("No drive is read directly: %s", error)
         return False
     return True
+
+
+def _check_of(tags: BlockTags, rows: Rows, pieces: Pieces) -> TagCheck:
+    """Return the check of *rows*, read as *pieces*."""
+    lengths, seeds, wanted = tags
+    return TagCheck(pieces, lengths[rows], seeds[rows], wanted[rows])
 
 
 def _batches(numbers: Rows, places: Pieces) -> Iterator[Rows]:

@@ -48,6 +48,7 @@ from ostraca_fabric.wire.messages import GetExtents
 if TYPE_CHECKING:
     from ostraca._direct.device_reads import DeviceMemory
 
+_HIT = int(BlockState.HIT)
 _GOOD, _DAMAGED = int(BlockVerdict.GOOD), int(BlockVerdict.DAMAGED)
 
 _Result_co = TypeVar("_Result_co", covariant=True)
@@ -55,6 +56,9 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 
 class GetJob(SlotJob[GetSpec, _Result_co]):
     """Base of gets."""
+
+    copies_slots = False
+    """Whether blocks in slots are verified as they are copied to the caller."""
 
     def __init__(self, runtime: Runtime, spec: GetSpec) -> None:
         super().__init__(runtime, spec)
@@ -188,10 +192,15 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         direct.check(drives, offsets, lengths)
         memory, places = self._take_reads(operation, positions, drives, offsets)
 
+        tags = None
+        if isinstance(memory, np.ndarray) and (memory is not self._arena.array or not self.copies_slots):
+            wanted = codec.rows16(extents.tags, len(positions))
+            tags = self.lengths[operation.at[positions]], self._seeds_of[request][positions], wanted
+
         def ended(rows: NDArray[np.intp], state: Progress) -> None:
             mailbox.put((request, ExtentsEnded(positions[rows].tobytes(), state)))
 
-        direct.read(request, drives, offsets, places, lengths, ended, memory=memory)
+        direct.read(request, drives, offsets, places, lengths, ended, memory=memory, tags=tags)
 
     def _take_reads(
         self,
@@ -246,7 +255,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
 class GetIntoJob(GetJob[GetResult]):
     """Get into caller memory: with a copy of blocks, or in place for rows of a region."""
 
-    is_for_memory = True
+    copies_slots = is_for_memory = True
 
     def __init__(self, runtime: Runtime, spec: GetSpec, into: object) -> None:
         super().__init__(runtime, spec)
@@ -358,6 +367,8 @@ class GetIntoJob(GetJob[GetResult]):
     def _finish(self, operation: BlockOperation, end: Finish) -> None:
         super()._finish(operation, end)
         writes = self._row_writes
+        if writes is not None:
+            writes.verify(operation.at[end.outcomes.states == _HIT])
         if writes is not None and self._is_offered and writes.has(operation.at):
             assert operation.slots is not None
             with self._arena.lock:
@@ -389,8 +400,6 @@ class GetIntoJob(GetJob[GetResult]):
             verdicts = region.verify(blocks, seeds, tags, until_s=until_s, copy_pool=copy_pool, source=source)
             if source is not None:
                 region.wipe(blocks[verdicts != _GOOD])
-            if writes is not None:
-                writes.verify(blocks[verdicts == _GOOD])
             return verdicts
         if self._staged is not None and self._staged.has(blocks):
             return self._staged.scatter(blocks, seeds, tags, until_s=until_s)
@@ -439,11 +448,15 @@ class GetViewsJob(GetJob[BlockViews]):
         copy_pool: CopyPool,
         source: ProcessBlocks | None = None,
     ) -> NDArray[np.uint8]:
-        self._offsets[blocks] = offsets
         columns = offsets, self.lengths[blocks], seeds, tags
         return verdicts_in(
             self._arena.array, *columns, until_s=self.until_s, copy_pool=copy_pool, source=source
         )
+
+    def _finish(self, operation: BlockOperation, end: Finish) -> None:
+        super()._finish(operation, end)
+        assert operation.slots is not None
+        self._offsets[operation.at] = operation.slots
 
     def _drop(self, request: int) -> None:
         del self._requests[request]
