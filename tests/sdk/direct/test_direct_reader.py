@@ -25,6 +25,7 @@ from ostraca.client_metrics import DirectCounters
 from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEngine
 from ostraca_fabric.errors import MalformedError
 from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.tables.digests import tags_of
 
 ARENA_BYTES = 32 * MIB
 FAR_S = 60.0
@@ -238,6 +239,31 @@ def test_a_drive_with_wrong_bytes_is_suspended_for_a_while(
         assert receiver.wait(1) == [Progress.READING]
     [line] = [record.getMessage() for record in caplog.records]
     assert "is not read directly for 0.05 s: blocks there do not match their tags" in line
+
+
+def test_blocks_with_tags_are_checked_right_behind_their_reads(
+    tmp_path: Path, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    content, count = create_drive(tmp_path / "drive.img"), 64
+    lengths = np.random.default_rng(11).integers(1, PAGE_BYTES + 1, count).astype(np.uint32)
+    seeds = np.arange(count, dtype=np.uint64)
+    tags = tags_of(np.frombuffer(content, np.uint8), places(*range(count)), lengths, seeds)
+    tags[40, 3] ^= 1
+    with reader_of(tmp_path, arena(), mode) as reader:
+        receiver = Receiver(reader)
+        pages = places(*range(count))
+        whole = np.full(count, PAGE_BYTES, np.uint32)
+        reader.read(1, drives_of(*[0] * count), pages, pages, whole, receiver, tags=(lengths, seeds, tags))
+        states = receiver.wait(count)
+        wait_read(reader)
+        assert states.pop(40) is Progress.FAILED
+        assert states == [Progress.VERIFIED] * (count - 1)
+        assert reader.counters == DirectCounters(
+            blocks_read=count - 1, bytes_read=(count - 1) * PAGE_BYTES, blocks_failed=1
+        )
+        assert reader.announced() == ((FABRIC, ""),)
+    [line] = [record.getMessage() for record in caplog.records]
+    assert "blocks there do not match their tags" in line
 
 
 def test_a_drive_is_silent_only_after_its_last_end(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_direct_reads_of_histories_end_in_every_way() -> None:
     happened = read_directly(DirectReads(failures=0.3, retry_s=0.01))
     assert happened["direct HITs"] > 10
     assert happened["blocks failed directly"] > 10
-    happened = read_directly(DirectReads(strays=1.0))
+    happened = read_directly(DirectReads(strays=1.0, retry_s=0.01))
     assert happened["direct reads of wrong bytes: another device"] > 50
     assert not happened["direct HITs"]
     happened = read_directly(DirectReads(hangs=0.3, silent_s=0.1, retry_s=0.01))

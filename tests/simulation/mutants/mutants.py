@@ -486,6 +486,11 @@ MUTANTS = (
         (in_fabric(READ_LATE),),
     ),
     Mutant(
+        "blocks read here count as checked",
+        direct_mistakes.blocks_read_here_count_as_checked,
+        (in_fabric(READ_FROM_STRAYS),),
+    ),
+    Mutant(
         "what is lost is asked for again",
         direct_mistakes.what_is_lost_is_asked_for_again,
         (in_fabric(READ_LATE),),

@@ -25,7 +25,7 @@ from ostraca._protocol.operations import ExtentsEnded, Progress
 from ostraca.settings import ClientSettings
 from ostraca_fabric.drives.io_engine import IoEnd, IoOperation
 from ostraca_fabric.model.extent import whole_pages
-from ostraca_fabric.tables.digests import GOOD
+from ostraca_fabric.tables.digests import GOOD, TagCheck
 from ostraca_fabric.wire import codec
 
 if TYPE_CHECKING:
@@ -37,7 +37,12 @@ if TYPE_CHECKING:
     from ostraca_fabric.model.ids import DriveId
     from ostraca_fabric.wire.messages import GetExtents
 
-_TOLD = {Progress.READING: "read", Progress.FAILED: "failed", Progress.LOST: "lost"}
+_TOLD = {
+    Progress.READING: "read",
+    Progress.VERIFIED: "read",
+    Progress.FAILED: "failed",
+    Progress.LOST: "lost",
+}
 SLOW_S = 0.2
 """Reads that take longer make a get late."""
 
@@ -161,6 +166,9 @@ class SimulatedReader(DirectReader):
         self.slots: Counter[int] = engine.slots
         """Slots of memory that reads may land in."""
 
+        self.damaged: set[int] = set()
+        """Slots of memory with blocks that the engine found damaged, until their get hears of it."""
+
     @property
     def is_reading(self) -> bool:
         """Whether any read is under way."""
@@ -203,14 +211,14 @@ class _Engine:
         drive: int,
         operation: IoOperation,
         pieces: Pieces,
-        check: None,
+        check: TagCheck | None,
         end: Callable[[IoEnd], None],
         *,
         states: NDArray[np.uint8],
     ) -> bool:
         """As ``IoEngine``."""
-        assert (operation, check) == (IoOperation.READ, None), "workers only read"
-        outside(_Batch(self, self.reader.paths[drive], pieces, end, states).begin)
+        assert operation is IoOperation.READ, "workers only read"
+        outside(_Batch(self, self.reader.paths[drive], pieces, check, end, states).begin)
         return True
 
 
@@ -221,6 +229,7 @@ class _Batch:
     engine: _Engine
     path: HostPath
     pieces: Pieces
+    check: TagCheck | None
     end: Callable[[IoEnd], None]
     states: NDArray[np.uint8]
     failed: int = 0
@@ -247,6 +256,8 @@ class _Batch:
         is_good = cuts == self.path.flash.cuts and engine.host_paths.landed(self.path, begin, part)
         engine.slots[at] -= 1
         self.states[row] = GOOD * is_good
+        if is_good and self.check is not None and not self.check.run(slice(row, row + 1)).all():
+            engine.reader.damaged.add(at)
         self.failed += not is_good
         self.left -= 1
         if not self.left:
@@ -269,7 +280,7 @@ class OwnBlock:
 
 
 class OwnGet:
-    """Own reads of one get."""
+    """Own reads of one get. The reader's engine checks the blocks of every other get."""
 
     def __init__(
         self,
@@ -277,7 +288,10 @@ class OwnGet:
         request: int,
         slots: NDArray[np.int64],
         lengths: NDArray[np.uint32],
+        seeds: NDArray[np.uint64],
+        *,
         deliver: Callable[[int, Any], None],
+        checked: Callable[[list[int], bool], None],
     ) -> None:
         self.blocks: dict[int, OwnBlock] = {}
         """By position: those that the agent has left to this worker."""
@@ -293,7 +307,9 @@ class OwnGet:
         self._request = request
         self._slots = slots
         self._lengths = lengths
+        self._seeds = seeds
         self._deliver = deliver
+        self._checked = checked
         self._began_s = 0.0
 
     def read(self, extents: GetExtents) -> None:
@@ -312,13 +328,22 @@ class OwnGet:
             )
         self.unread = set(self.blocks)
         ended = partial(self._ended, positions)
-        reader.read(self._request, drives, offsets, self._slots[positions], lengths, ended)
+        tags = codec.rows16(extents.tags, len(positions))
+        tagged = (self._lengths[positions], self._seeds[positions], tags) if self._request % 2 else None
+        reader.read(self._request, drives, offsets, self._slots[positions], lengths, ended, tags=tagged)
 
     def _ended(self, positions: NDArray[np.uint32], rows: NDArray[np.intp], state: Progress) -> None:
         self._reader.happened[f"blocks {_TOLD[state]} directly"] += len(rows)
         self.is_slow |= asyncio.get_running_loop().time() > self._began_s + SLOW_S
         if state is not Progress.LOST:
             self.unread -= set(positions[rows].tolist())
-        if state is Progress.READING:
+        if state in (Progress.READING, Progress.VERIFIED):
             self.read_ones |= set(positions[rows].tolist())
+        if state is Progress.VERIFIED:
+            self._checked(positions[rows].tolist(), True)
+        if state is Progress.FAILED:
+            damaged = [row for row in positions[rows].tolist() if self._slots[row] in self._reader.damaged]
+            self._reader.damaged -= {int(self._slots[row]) for row in damaged}
+            self.read_ones |= set(damaged)
+            self._checked(damaged, False)
         self._deliver(self._request, ExtentsEnded(positions[rows].tobytes(), state))

@@ -279,7 +279,9 @@ class Worker:
             self, numbers, self.arena.array, slots, lengths, seeds, asked_s=self._now_s, until_s=until_s
         )
         if self.direct is not None:
-            wanted.own = OwnGet(self.direct, request, slots, lengths, self._deliver)
+            checked = wanted.take_checked
+            columns = slots, lengths, seeds
+            wanted.own = OwnGet(self.direct, request, *columns, deliver=self._deliver, checked=checked)
         if lent is not None:
             wanted.memory, wanted.offsets, wanted.lent = lent.memory, lent.offsets, lent
         if link.memory is not None:
@@ -689,6 +691,13 @@ class WantedBlocks:
         verified = await self._copied(wanted) if wanted.places else self._verified(wanted)
         self._hand_over(verified)
         return verified
+
+    def take_checked(self, rows: list[int], is_good: bool) -> None:
+        """Take blocks that the reader's engine has checked, right behind their reads."""
+        found = np.array(rows, codec.U32)
+        self._judge(found, np.full(len(rows), is_good))
+        verdict = BlockVerdict.GOOD if is_good else BlockVerdict.DAMAGED
+        self._hand_over(Verified(found.tobytes(), bytes([verdict]) * len(rows)))
 
     def settle(self, is_settled: NDArray[np.bool_]) -> None:
         """Take word of blocks that nothing is sent to any more."""
