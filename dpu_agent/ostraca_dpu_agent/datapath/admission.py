@@ -130,7 +130,10 @@ class LatencyEstimator:
 
     def worker_queue(self, worker: Hashable) -> LoadQueue:
         """Return the queue to a worker, kept as long as the worker."""
-        return self._worker_queues.setdefault(worker, LoadQueue())
+        queue = self._worker_queues.get(worker)
+        if queue is None:
+            queue = self._worker_queues[worker] = LoadQueue()
+        return queue
 
     def estimate_s(
         self,

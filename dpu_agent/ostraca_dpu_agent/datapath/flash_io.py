@@ -190,7 +190,7 @@ class ReadPlan:
         for drive, its in locations.by_drive(positions):
             if len(its) <= per_part:
                 cuts = [0, len(its)]
-                ordered.append(its[np.argsort(offsets[its])])
+                ordered.append(its[offsets[its].argsort()])
             else:
                 cuts = [0, *range(per_first or per_part, len(its), per_part), len(its)]
                 parts = np.repeat(np.arange(len(cuts) - 1), np.diff(cuts))

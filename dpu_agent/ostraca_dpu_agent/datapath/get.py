@@ -97,7 +97,8 @@ class GetRun(TransferRun[Get]):
     async def run(self) -> GetDone:
         """Deliver blocks until the deadline. After any exception, ``Settled`` follows."""
         found, is_here = self._find_in_memory()
-        if not self._deadline.left_s or (not found and is_here.all()):  # nothing is left to do
+        is_all_here = np.count_nonzero(is_here) == len(is_here)
+        if not self._deadline.left_s or (not found and is_all_here):  # nothing is left to do
             self._admission.close()
             self._record()
             return self._answer.message(NO_POSITIONS)
@@ -174,7 +175,7 @@ class GetRun(TransferRun[Get]):
         lanes = context.parts_at_once(context.settings.waves_ahead, context.settings.get_part_bytes)
         moving = [self._lane(waiting, self._memory_part) for _ in range(min(lanes, len(found)))]
         await context.tasks.run_all([*moving, self._load_from_flash(~is_here)])
-        if self._is_gone.any():
+        if np.count_nonzero(self._is_gone):
             await self._load_from_flash(self._is_gone)
 
     def _stop_streams(self) -> NDArray[np.intp]:
@@ -186,7 +187,7 @@ class GetRun(TransferRun[Get]):
 
     async def _load_from_flash(self, wanted: NDArray[np.bool_]) -> None:
         """Deliver the blocks that no wave of memory delivers."""
-        if not wanted.any():
+        if not np.count_nonzero(wanted):
             return
         context, locations = self._context, NO_LOCATIONS
         try:
@@ -260,7 +261,7 @@ class GetRun(TransferRun[Get]):
 
     def _admit(self, locations: BlockLocations, per_part: int) -> NDArray[np.intp]:
         """Return the located blocks, without blocks that are faster to recompute."""
-        found = np.flatnonzero(locations.is_found)
+        found = locations.is_found.nonzero()[0]
         admitted = self._admission.admit(locations, found, at_once=per_part)
         if len(admitted) < len(found):
             self._answer.decide(np.setdiff1d(found, admitted), BlockState.DECLINED, Reason.TOO_SLOW)

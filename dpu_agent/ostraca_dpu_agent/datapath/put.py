@@ -283,7 +283,7 @@ class PutRun(TransferRun[Put]):
             within_s=self._deadline.left_s,
             is_again=True,
         )
-        reserved = np.flatnonzero(wanted & self._space.is_reserved)
+        reserved = (wanted & self._space.is_reserved).nonzero()[0]
         self._outcomes.set(reserved, PutState.LATE, Reason.DEADLINE)
         return reserved
 
@@ -300,7 +300,7 @@ class PutRun(TransferRun[Put]):
         reserving = self._space.reserve(routes, grouped, ~is_short, within_s=within_s)
         if not routes.has_earlier:
             await reserving
-            return np.flatnonzero(self._space.is_reserved)
+            return self._space.is_reserved.nonzero()[0]
         finding = context.locator.find_earlier(
             routes,
             self._volume,
@@ -312,10 +312,10 @@ class PutRun(TransferRun[Put]):
         _, (exists, existed) = await asyncio.gather(reserving, finding)
         exists |= existed & np.isin(self._outcomes.reasons, _OWNER_CANT_SAY)
         is_reserved = self._space.is_reserved
-        self._space.release(np.flatnonzero(is_reserved & exists))
+        self._space.release((is_reserved & exists).nonzero()[0])
         self._outcomes.set(exists, PutState.EXISTS, Reason.NONE)
         self._space.is_busy[exists] = False
-        return np.flatnonzero(is_reserved & ~exists)
+        return (is_reserved & ~exists).nonzero()[0]
 
     async def _lane(self, drive: DriveId, waiting: deque[MovedGroup]) -> None:
         while waiting:
@@ -436,7 +436,7 @@ class PutRun(TransferRun[Put]):
             self._note_checked(group, _AT_CHECK)
         is_good = group.states == GOOD
         good = is_good.nonzero()[0]
-        group.good = good[np.argsort(self._space.drive_offsets(group.positions[good]), kind="stable")]
+        group.good = good[self._space.drive_offsets(group.positions[good]).argsort(kind="stable")]
         if len(good) < len(is_good):
             self._space.release(group.positions[~is_good])
 

@@ -170,7 +170,7 @@ def distinct(numbers: NDArray[np.intp]) -> NDArray[np.intp]:
     Time and memory are proportional to the largest number; a tenth of the time of ``np.unique`` for a few
     numbers.
     """
-    return np.flatnonzero(np.bincount(numbers))
+    return np.bincount(numbers).nonzero()[0]  # ``np.flatnonzero`` takes five times as long
 
 
 def are_distinct(numbers: NDArray[np.integer[Any]]) -> bool:

@@ -173,7 +173,7 @@ class Routes:
     def _group(self, chosen: NDArray[np.intp], age: int, parts: PartsByOwner) -> NDArray[np.intp]:
         """Add an epoch's placements to *parts*; return positions without owner."""
         unowned = [NO_POSITIONS]
-        in_order = np.argsort(chosen, kind="stable")  # fast, as neighbours usually share a place
+        in_order = chosen.argsort(kind="stable")  # fast, as neighbours usually share a place
         numbers = chosen[in_order]
         ends = ((numbers[1:] != numbers[:-1]).nonzero()[0] + 1).tolist()
         for begin, end in itertools.pairwise((0, *ends, len(numbers)) if len(numbers) else ()):
