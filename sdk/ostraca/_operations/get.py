@@ -297,7 +297,7 @@ class GetIntoJob(GetJob[GetResult]):
                 its = codec.positions(wanted.positions, len(at)).astype(np.intp)
                 verdicts = self._caller.scatter(
                     connection.scratch,
-                    self.lengths.cumsum(dtype=np.int64)[its] - self.lengths[its],
+                    np.cumsum(self.lengths, dtype=np.int64)[its] - self.lengths[its],
                     seeds[0][its],
                     codec.rows16(wanted.tags, len(its)),
                     positions=its,
