@@ -154,9 +154,12 @@ def _direct_reader(
         settings = replace(settings, direct_drives=tuple(filter(None, named)))
     if not settings.direct_drives:
         return None
-    from ostraca._direct.direct_reader import DirectReader  # noqa: PLC0415 (few clients use it)
+    # Few clients use these.
+    from ostraca._direct.direct_reader import DirectReader  # noqa: PLC0415
+    from ostraca_fabric.drives.io_engine import CHECKERS_MAX, FlashIoSettings  # noqa: PLC0415
 
-    return DirectReader(settings, memory)
+    threads = settings.copy_threads or threads_for(len(os.sched_getaffinity(0)))
+    return DirectReader(settings, memory, flash_io=FlashIoSettings(checkers=min(threads, CHECKERS_MAX)))
 
 
 class Client:

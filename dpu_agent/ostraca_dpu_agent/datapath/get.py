@@ -297,7 +297,7 @@ class GetRun(TransferRun[Get]):
         ended = partial(copy_context().run, partial(self._end_reads, offered, pins))
         self._worker.expect_reads(request, within_s=self._deadline.left_s, ended=ended)
         self._worker.send(offered.message(request))
-        return offered.others
+        return found[~offered.is_offered[found]]
 
     def _end_reads(self, offer: OfferedBlocks, pins: Pins, report: ExtentsRead | None) -> None:
         """Release the pins, and record the outcomes of the worker's reads."""

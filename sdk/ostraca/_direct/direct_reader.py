@@ -39,10 +39,10 @@ log = logging.getLogger("ostraca")
 BATCH_BYTES = 4 << 20
 """Bytes of a batch, about: blocks of a batch are reported together."""
 
+_PENDING = int(PieceState.PENDING)
+
 _LENGTH_MAX = (1 << 32) - 1
 _SLEEP_S_MAX = 3600.0
-
-_DAMAGED = "blocks there do not match their tags"
 
 _ELSEWHERE = np.empty(0, np.uint8)
 """Memory of pieces that are read into device memory."""
@@ -50,8 +50,8 @@ _ELSEWHERE = np.empty(0, np.uint8)
 Rows = NDArray[np.intp]
 
 Ended = Callable[[Rows, Progress], None]
-"""Takes blocks whose reads have ended: VERIFIED after a check, else READING. FAILED if nothing was read or a
-check failed, and nothing lands later. LOST if the drive is silent.
+"""Takes blocks whose reads have ended. VERIFIED if read and checked; READING if read, unchecked or damaged.
+FAILED if nothing was read and nothing lands later, LOST if the drive is silent.
 """
 
 BlockTags = tuple[NDArray[np.uint32], NDArray[np.uint64], NDArray[np.uint8]]
@@ -202,12 +202,14 @@ class DirectReader:
 
         Memory offsets are multiples of 4096. *ended* gets each row once, in groups: from the reader's thread
         as batches end, or at once from this thread for refused blocks. Several reads may have one *request*.
-        With *tags*, the engine checks each block in host memory right behind its read.
+        With *tags*, the engine checks each block right behind its read, in host memory alone. The receiver
+        checks blocks that failed again: only a receiver knows whether their extents are still pinned.
 
         *memory* takes the blocks instead of the arena: a flat array that begins at a page, or device memory.
         The reader keeps it alive until its reads have ended, and not longer.
         """
         memory = self._memory if memory is None else memory
+        assert tags is None or isinstance(memory, np.ndarray), "the engine checks no memory of devices"
         on_host, staged = (memory, None) if isinstance(memory, np.ndarray) else (_ELSEWHERE, memory)
         places = Pieces(
             on_host,
@@ -221,9 +223,7 @@ class DirectReader:
         with self._changed:
             self._read_s = time.monotonic()
             for rows, pieces in wanted:
-                check = (
-                    None if tags is None else TagCheck(pieces, tags[0][rows], tags[1][rows], tags[2][rows])
-                )
+                check = None if tags is None else _check_of(tags, rows, pieces)
                 states = np.zeros(len(rows), np.uint8) if check is None else check.states
                 drive = self._drives[numbers[rows[0]]]
                 batch = _ReadBatch(request, drive, rows, pieces.lengths, states, ended, check)
@@ -243,7 +243,7 @@ class DirectReader:
             self._wakes_s = -math.inf
             self._wake()
         if is_news:
-            self._tell_suspended(drive, _DAMAGED)
+            self._tell_suspended(drive, "blocks there do not match their tags")
 
     def when_read(self, request: int, act: Callable[[], None]) -> None:
         """Call *act* once no read of *request* is under way, lost reads included.
@@ -342,29 +342,30 @@ class DirectReader:
 
     def _end(self, batch: _ReadBatch, end: IoEnd, cause: str = "") -> None:
         """Report the end of a batch, unless the batch is lost. *cause* says more than an errno."""
-        drive, is_good = batch.drive, batch.states == GOOD
-        good, failed = batch.rows[is_good], batch.rows[~is_good]
-        is_damaged = len(failed) > 0 and bool((batch.states == PieceState.DAMAGED).any())
+        drive, is_read = batch.drive, batch.states != _PENDING
+        is_good = batch.states == GOOD if batch.check is not None else np.zeros(len(batch.rows), np.bool_)
+        failed = batch.rows[~is_read]
         with self._changed:
             drive.heard_s = time.monotonic()
             drive.batches.remove(batch)
             if batch.is_lost:
                 drive.lost -= 1
             else:
-                self.counters.blocks_read += len(good)
-                self.counters.bytes_read += int(batch.lengths[is_good].sum(dtype=np.int64))
+                self.counters.blocks_read += len(batch.rows) - len(failed)
+                self.counters.bytes_read += int(batch.lengths[is_read].sum(dtype=np.int64))
                 self.counters.blocks_failed += len(failed)
-            is_news = (is_damaged or bool(end.failed)) and self._suspend(drive)
-        if is_news and is_damaged:
-            self._tell_suspended(drive, _DAMAGED)
-        elif is_news:
+            is_news = bool(end.failed) and self._suspend(drive)
+        if is_news:
             cause = cause or (os.strerror(end.error) if end.error else "the drive comes to an end")
             self._tell_suspended(drive, f"read at {end.offset}: {cause}")
-        if not batch.is_lost:
-            if len(good):
-                _call(batch.ended, good, Progress.READING if batch.check is None else Progress.VERIFIED)
-            if len(failed):
-                _call(batch.ended, failed, Progress.FAILED)
+        unchecked = batch.rows[is_read & ~is_good]
+        for rows, state in (
+            (batch.rows[is_good], Progress.VERIFIED),
+            (unchecked, Progress.READING),
+            (failed, Progress.FAILED),
+        ):
+            if len(rows) and not batch.is_lost:
+                _call(batch.ended, rows, state)
         self._finish(batch.request)
 
     def _finish(self, request: int) -> None:
@@ -416,7 +417,7 @@ def _engine_for(found: tuple[HostDrive, ...], flash_io: FlashIoSettings | None) 
     if not found:
         return None
     try:
-        return IoEngine(flash_io or FlashIoSettings(checkers=1))
+        return IoEngine(flash_io or FlashIoSettings())
     except DriveError as error:
         log.warning("No drive is read directly: %s", error)
         for drive in found:

@@ -26,10 +26,10 @@ class RowWrites:
         """Begin without a write. Claim the rows before the first write."""
         self.region = region
         self._request_of = np.zeros(len(region.lengths), np.int64)
-        """Request whose unverified bytes may be in a block's row, now or later; 0 for none."""
+        """Request whose bytes may be in a block's row, now or later; 0 for none, and after a HIT."""
 
         self._is_read = np.zeros(len(region.lengths), np.bool_)
-        """Blocks whose unverified bytes come from a drive."""
+        """Blocks whose bytes come from a drive."""
 
     def begin(self, request: int, at: NDArray[np.intp]) -> None:
         """Note writes of an agent to the blocks *at* positions. Request ids are positive."""

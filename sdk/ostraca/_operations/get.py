@@ -2,7 +2,8 @@
 
 A get hashes each landed slot, and hands over only blocks that match the writer's tag, seeded with the
 expected identity of the block. Verification and copies are a single call into C for all available blocks.
-Large waves are shared among several threads (``ostraca._memory.copy_pool``).
+Large waves are shared among several threads (``ostraca._memory.copy_pool``). The flash I/O engine checks
+blocks of direct reads that stay where they land.
 """
 
 from __future__ import annotations
@@ -56,9 +57,6 @@ _Result_co = TypeVar("_Result_co", covariant=True)
 
 class GetJob(SlotJob[GetSpec, _Result_co]):
     """Base of gets."""
-
-    copies_slots = False
-    """Whether blocks in slots are verified as they are copied to the caller."""
 
     def __init__(self, runtime: Runtime, spec: GetSpec) -> None:
         super().__init__(runtime, spec)
@@ -188,14 +186,15 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         positions = codec.positions(extents.positions, operation.blocks)
         drives = codec.u32(extents.drives, len(positions)).astype(np.intp)
         offsets = codec.u64(extents.offsets, len(positions)).astype(np.int64)
-        lengths = whole_pages(self.lengths[operation.at[positions]])
+        block_lengths = self.lengths[operation.at[positions]]
+        lengths = whole_pages(block_lengths)
         direct.check(drives, offsets, lengths)
-        memory, places = self._take_reads(operation, positions, drives, offsets)
+        memory, places, stay = self._take_reads(operation, positions, drives, offsets)
 
         tags = None
-        if isinstance(memory, np.ndarray) and (memory is not self._arena.array or not self.copies_slots):
+        if stay:
             wanted = codec.rows16(extents.tags, len(positions))
-            tags = self.lengths[operation.at[positions]], self._seeds_of[request][positions], wanted
+            tags = block_lengths, self._seeds_of[request][positions], wanted
 
         def ended(rows: NDArray[np.intp], state: Progress) -> None:
             mailbox.put((request, ExtentsEnded(positions[rows].tobytes(), state)))
@@ -208,10 +207,13 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         positions: NDArray[np.uint32],
         drives: NDArray[np.intp],  # noqa: ARG002 (slots have their places)
         offsets: NDArray[np.int64],  # noqa: ARG002
-    ) -> tuple[NDArray[np.uint8] | DeviceMemory, NDArray[np.int64]]:
-        """Return the memory for blocks about to be read from drives, and their places there."""
+    ) -> tuple[NDArray[np.uint8] | DeviceMemory, NDArray[np.int64], bool]:
+        """Return the memory for blocks about to be read from drives, their places, and whether blocks stay.
+
+        Other blocks are checked as they are copied to the caller.
+        """
         assert operation.slots is not None
-        return self._arena.array, operation.slots[positions]
+        return self._arena.array, operation.slots[positions], True
 
     def _distrust(self, operation: BlockOperation, damaged: NDArray[np.uint32]) -> None:
         """Suspend drives with damaged blocks: an old copy of a drive would cost each get two reads."""
@@ -255,7 +257,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
 class GetIntoJob(GetJob[GetResult]):
     """Get into caller memory: with a copy of blocks, or in place for rows of a region."""
 
-    copies_slots = is_for_memory = True
+    is_for_memory = True
 
     def __init__(self, runtime: Runtime, spec: GetSpec, into: object) -> None:
         super().__init__(runtime, spec)
@@ -338,18 +340,19 @@ class GetIntoJob(GetJob[GetResult]):
         positions: NDArray[np.uint32],
         drives: NDArray[np.intp],
         offsets: NDArray[np.int64],
-    ) -> tuple[NDArray[np.uint8] | DeviceMemory, NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.uint8] | DeviceMemory, NDArray[np.int64], bool]:
         request, at, direct = operation.request, operation.at[positions], self._runtime.direct
         if self._row_writes is not None:
             if self._row_writes.region.memory.takes_reads:
-                return self._row_writes.begin_reads(request, at)
+                return *self._row_writes.begin_reads(request, at), True
             self._row_writes.forget(at)
         if self._staged is not None and direct is not None:
             staged = self._staged.begin(request, at, drives, offsets)
             if staged is not None:
-                return staged
+                return *staged, False
             direct.tell_host_reads(self._staged.obstacle)
-        return super()._take_reads(operation, positions, drives, offsets)
+        memory, places, _ = super()._take_reads(operation, positions, drives, offsets)
+        return memory, places, False
 
     def _release_claimed(self) -> None:
         if self._row_writes is not None:

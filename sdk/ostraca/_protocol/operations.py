@@ -127,8 +127,8 @@ class Verified:
 class ExtentsEnded:
     """End of some reads of ``ReadExtents``.
 
-    ``positions`` is a u32 column. ``state``: READING for blocks that are read and not verified, else FAILED
-    or LOST.
+    ``positions`` is a u32 column. ``state``: VERIFIED, READING for blocks that are read and not verified,
+    FAILED or LOST.
     """
 
     positions: bytes
@@ -324,7 +324,7 @@ class BlockOperation:
 class GetOperation(BlockOperation):
     """Load of blocks into slots, with verification of each landed block.
 
-    Only a block ``Verified`` as good becomes a HIT: the agent's answer alone proves nothing.
+    Only a verified block becomes a HIT: the agent's answer alone proves nothing.
     """
 
     def __init__(

@@ -520,10 +520,13 @@ class Hang:
 
 
 @contextmanager
-def hanging(host: Host, client: ostraca.Client, *, hangs_up: bool = False) -> Iterator[Hang]:
+def hanging(
+    host: Host, client: ostraca.Client, *, places: Places = RIGHT, hangs_up: bool = False
+) -> Iterator[Hang]:
     """Let the next get read from a drive that hangs, and later ones as the agent usually does.
 
-    With *hangs_up*, the agent closes the connection as soon as reads may be under way.
+    Its blocks are said to be at *places*. With *hangs_up*, the agent closes the connection as soon as reads
+    may be under way.
     """
     hang, arena = Hang([], []), client._runtime.arena.array
 
@@ -532,7 +535,7 @@ def hanging(host: Host, client: ostraca.Client, *, hangs_up: bool = False) -> It
         hang.slots = codec.u64(message.slots, BLOCKS).tolist()
         for slot in hang.slots:
             hang.memory.append(StuckMemory(BLOCK_BYTES, within=arena[slot : slot + BLOCK_BYTES]))
-        connection.send(extents(connection, message, RIGHT))
+        connection.send(extents(connection, message, places))
         end(connection, message)
         if hangs_up:
             connection.hang_up()
@@ -583,6 +586,21 @@ def test_slots_under_a_read_that_hangs_are_used_by_nobody_before_it_ends(
         hang.release()
         wait_free(client)
         assert counters(client).blocks_lost == BLOCKS * (end == "silence")
+
+
+@ways
+def test_other_blocks_in_extents_after_the_end_of_a_get_are_not_held_against_the_drive(
+    host: Host, get: GetOf
+) -> None:
+    others = {position: RIGHT[BLOCKS - 1 - position] for position in RIGHT}  # as after an eviction
+    with host.client() as client, hanging(host, client, places=others) as hang:
+        assert set(get(host, client, SOON_S).states) == {LATE}
+        hang.release()
+        wait_free(client)
+        reader = client._runtime.direct
+        assert reader is not None
+        assert all(drive for _, drive in reader.announced())
+        assert not counters(client).blocks_failed
 
 
 def test_a_client_is_closed_while_a_read_hangs_and_its_memory_stays(host: Host) -> None:

@@ -38,26 +38,23 @@ class OfferedBlocks:
     is_offered: NDArray[np.bool_]
     """For each block of the request."""
 
-    others: NDArray[np.intp]
-    """Positions of the located blocks on other drives."""
-
     @classmethod
     def of(
         cls, locations: BlockLocations, positions: NDArray[np.intp], numbers: Mapping[DriveId, int]
     ) -> OfferedBlocks:
         """Offer the located blocks at *positions* on drives with *numbers*."""
-        offsets, grouped = locations.drive_offsets(), locations.by_drive(positions)
+        offsets = locations.drive_offsets()
         by_drive = {
-            drive: its[offsets[its].argsort(kind="stable")] for drive, its in grouped if drive in numbers
+            drive: its[offsets[its].argsort(kind="stable")]
+            for drive, its in locations.by_drive(positions)
+            if drive in numbers
         }
         order = np.concatenate((NO_POSITIONS, *by_drive.values()))
-        others = [its for drive, its in grouped if drive not in numbers]
         named = np.array([numbers[drive] for drive in by_drive], codec.U32)
         named = named.repeat([len(its) for its in by_drive.values()])
         is_offered = np.zeros(len(offsets), np.bool_)
         is_offered[order] = True
-        rest = np.sort(np.concatenate(others)) if others else NO_POSITIONS
-        return cls(by_drive, order, named, offsets[order], locations.tags[order], is_offered, rest)
+        return cls(by_drive, order, named, offsets[order], locations.tags[order], is_offered)
 
     def message(self, request: int) -> GetExtents:
         """Build the message to the worker."""

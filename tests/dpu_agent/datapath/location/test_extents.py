@@ -281,9 +281,7 @@ def offered_blocks() -> OfferedBlocks:
     by_drive = {DRIVE: np.array([4], np.intp), OTHER: np.array([0, 2], np.intp)}
     numbers, offsets = np.array([9, 0, 0], np.uint32), np.array([8192, 0, 4096])
     is_offered = np.array([True, False, True, False, True, False])
-    return OfferedBlocks(
-        by_drive, np.array([4, 0, 2], np.intp), numbers, offsets, tags, is_offered, np.array([3], np.intp)
-    )
+    return OfferedBlocks(by_drive, np.array([4, 0, 2], np.intp), numbers, offsets, tags, is_offered)
 
 
 def test_an_offer_names_sources_by_the_workers_numbers() -> None:

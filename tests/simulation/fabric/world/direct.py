@@ -166,9 +166,6 @@ class SimulatedReader(DirectReader):
         self.slots: Counter[int] = engine.slots
         """Slots of memory that reads may land in."""
 
-        self.damaged: set[int] = set()
-        """Slots of memory with blocks that the engine found damaged, until their get hears of it."""
-
     @property
     def is_reading(self) -> bool:
         """Whether any read is under way."""
@@ -256,8 +253,8 @@ class _Batch:
         is_good = cuts == self.path.flash.cuts and engine.host_paths.landed(self.path, begin, part)
         engine.slots[at] -= 1
         self.states[row] = GOOD * is_good
-        if is_good and self.check is not None and not self.check.run(slice(row, row + 1)).all():
-            engine.reader.damaged.add(at)
+        if is_good and self.check is not None:
+            self.check.run(slice(row, row + 1))
         self.failed += not is_good
         self.left -= 1
         if not self.left:
@@ -289,9 +286,7 @@ class OwnGet:
         slots: NDArray[np.int64],
         lengths: NDArray[np.uint32],
         seeds: NDArray[np.uint64],
-        *,
         deliver: Callable[[int, Any], None],
-        checked: Callable[[list[int], bool], None],
     ) -> None:
         self.blocks: dict[int, OwnBlock] = {}
         """By position: those that the agent has left to this worker."""
@@ -309,7 +304,6 @@ class OwnGet:
         self._lengths = lengths
         self._seeds = seeds
         self._deliver = deliver
-        self._checked = checked
         self._began_s = 0.0
 
     def read(self, extents: GetExtents) -> None:
@@ -339,11 +333,4 @@ class OwnGet:
             self.unread -= set(positions[rows].tolist())
         if state in (Progress.READING, Progress.VERIFIED):
             self.read_ones |= set(positions[rows].tolist())
-        if state is Progress.VERIFIED:
-            self._checked(positions[rows].tolist(), True)
-        if state is Progress.FAILED:
-            damaged = [row for row in positions[rows].tolist() if self._slots[row] in self._reader.damaged]
-            self._reader.damaged -= {int(self._slots[row]) for row in damaged}
-            self.read_ones |= set(damaged)
-            self._checked(damaged, False)
         self._deliver(self._request, ExtentsEnded(positions[rows].tobytes(), state))

@@ -279,9 +279,7 @@ class Worker:
             self, numbers, self.arena.array, slots, lengths, seeds, asked_s=self._now_s, until_s=until_s
         )
         if self.direct is not None:
-            checked = wanted.take_checked
-            columns = slots, lengths, seeds
-            wanted.own = OwnGet(self.direct, request, *columns, deliver=self._deliver, checked=checked)
+            wanted.own = OwnGet(self.direct, request, slots, lengths, seeds, self._deliver)
         if lent is not None:
             wanted.memory, wanted.offsets, wanted.lent = lent.memory, lent.offsets, lent
         if link.memory is not None:
@@ -293,6 +291,7 @@ class Worker:
             self._inline.open(slots, SLOT_BYTES)
         operation = GetOperation(message, until_s=until_s)
         finish = await self._operate(link, operation, until_s, slots, wanted)
+        wanted.take_checked(finish.outcomes.states == BlockState.HIT)
         if lent is not None:
             wanted.handed = {number: lent.block(numbers.index(number)) for number in wanted.handed}
         end = self._ended(link, finish.outcomes, wanted.handed, is_in_place=lent is not None)
@@ -692,12 +691,12 @@ class WantedBlocks:
         self._hand_over(verified)
         return verified
 
-    def take_checked(self, rows: list[int], is_good: bool) -> None:
-        """Take blocks that the reader's engine has checked, right behind their reads."""
+    def take_checked(self, is_hit: NDArray[np.bool_]) -> None:
+        """Take HITs that the reader's engine has checked, right behind their reads."""
+        rows = [row for row in np.flatnonzero(is_hit).tolist() if self.numbers[row] not in self.handed]
         found = np.array(rows, codec.U32)
-        self._judge(found, np.full(len(rows), is_good))
-        verdict = BlockVerdict.GOOD if is_good else BlockVerdict.DAMAGED
-        self._hand_over(Verified(found.tobytes(), bytes([verdict]) * len(rows)))
+        self._judge(found, np.ones(len(rows), np.bool_))
+        self._hand_over(Verified(found.tobytes(), bytes([BlockVerdict.GOOD]) * len(rows)))
 
     def settle(self, is_settled: NDArray[np.bool_]) -> None:
         """Take word of blocks that nothing is sent to any more."""
