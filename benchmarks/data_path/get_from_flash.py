@@ -119,7 +119,7 @@ def _agent_ms(work: Workload, chains: Iterator[Chain]) -> float:
     for _ in range(_CPU_BATCHES):
         work.get_views(next(chains))
     took_s, spent_ns = time.monotonic() - before_s, time.clock_gettime_ns(clock) - before_ns
-    time.sleep(took_s)
+    time.sleep(took_s)  # as long again, without gets
     idle_ns = time.clock_gettime_ns(clock) - before_ns - spent_ns
     return (spent_ns - idle_ns) / 1e6 / _CPU_BATCHES
 

@@ -213,6 +213,22 @@ async def test_a_cancelled_get_ends_soon_also_while_an_owner_does_not_answer() -
         fabric.owners.register(fabric.agent.id, fabric.agent._dispatcher)
 
 
+async def test_a_get_that_fails_at_once_raises_and_says_that_its_slots_are_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with assembled() as fabric:
+        worker = fabric.worker()
+
+        async def fail(*_: object, **__: object) -> None:
+            raise MemoryError("no memory to locate blocks")
+
+        monkeypatch.setattr(fabric.context.locator, "locate", fail)
+        with pytest.raises(MemoryError):
+            await fabric.get(worker, range(2))
+        await until(lambda: any(isinstance(each, Settled) for each in worker.said))
+        await fabric.at_rest()
+
+
 @pytest.mark.parametrize("deadline_s", [0.0, -1.0, float("nan"), float("-inf")])
 async def test_a_deadline_that_is_over_or_no_time_makes_every_block_late(deadline_s: float) -> None:
     async with assembled(with_cache(2 * MIB)) as fabric:
