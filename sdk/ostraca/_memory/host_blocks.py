@@ -236,6 +236,9 @@ READ_ONLY = (
 )
 
 
+_LARGE_BYTES = 64 << 10
+"""``NEIGHBOURS_BYTES`` of ``native/ostraca.h``: such blocks are copied from another process one by one."""
+
 _HOST_TYPES = (np.ndarray, bytearray, memoryview, bytes)
 """Types never on a device."""
 
@@ -342,8 +345,8 @@ class HostBlocks:
         after *until_s* on the clock of ``time.monotonic``. Returns a ``BlockVerdict`` for each block;
         without GOOD, the caller's memory is unchanged. Raises ValueError for a block beyond *memory*.
 
-        Blocks with a *source* are copied into *memory* from there first. A failed copy is noted in the
-        source's errors, and blocks after it are UNSEEN.
+        Blocks with a *source* are copied into *memory* from there first, large blocks all to the same place.
+        A failed copy is noted in the source's errors, and blocks after it are UNSEEN.
         """
         count = len(positions)
         assert self.is_written, "this memory was not checked for being written to"
@@ -358,10 +361,11 @@ class HostBlocks:
         verdicts, calls = no_verdicts(count), copy_pool.calls_for(lengths)
 
         def scatter(share: slice) -> None:
+            places = offsets[share] if source is None else _places_of_copies(offsets[share], lengths[share])
             failed = calls.ostraca_scatter(
                 at(memory),
                 memory.nbytes,
-                at(offsets[share]),
+                at(places),
                 at(lengths[share]),
                 at(seeds[share]),
                 at(tags[share]),
@@ -381,6 +385,15 @@ class HostBlocks:
 
         copy_pool.share(lengths, scatter)
         return verdicts
+
+
+def _places_of_copies(offsets: NDArray[np.int64], lengths: NDArray[np.uint32]) -> NDArray[np.int64]:
+    """Return places for blocks on their way from another process: a single one if the blocks are large.
+
+    That place stays in the processor's cache. Smaller blocks need their own: neighbours are copied at once.
+    """
+    largest = lengths.argmax()
+    return np.full_like(offsets, offsets[largest]) if lengths[largest] >= _LARGE_BYTES else offsets
 
 
 CallerBlocks = HostBlocks | DeviceBlocks

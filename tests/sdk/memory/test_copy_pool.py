@@ -244,6 +244,28 @@ def test_blocks_of_a_process_are_copied_before_they_are_checked(kind: str, threa
     assert not source.errors
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_large_blocks_of_a_process_pass_a_single_place_for_each_share(
+    threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostraca._memory.host_blocks._LARGE_BYTES", SHARE_BYTES)
+    stored = wave_of([17, SHARE_BYTES, 1, 3 * SHARE_BYTES] * 8, {2, 5}, seed=3)
+    wave, source = in_process(stored)
+    with copy_pool_of(threads) as copy_pool:
+        verdicts, target = handed_over(wave, copy_pool, source, tagged_bytes_min=None)
+    for block, (size, is_damaged) in enumerate(zip(wave.lengths, wave.is_damaged, strict=True)):
+        content = stored.memory[stored.offsets[block] :][:size].tobytes()
+        assert verdicts[block] == (BlockVerdict.DAMAGED if is_damaged else BlockVerdict.GOOD)
+        assert target[block] == (bytes([UNTOUCHED]) * size if is_damaged else content)
+    slots = [wave.memory[at:][:size] for at, size in zip(wave.offsets, wave.lengths, strict=True)]
+    touched = [slot for slot in slots if (slot != UNTOUCHED).any()]
+    for slot in touched:
+        assert len(slot) == 3 * SHARE_BYTES
+        slot[:] = UNTOUCHED
+    assert (wave.memory == UNTOUCHED).all()
+    assert len(touched) <= (1 if threads == 1 else 2 * threads)
+
+
 @pytest.mark.parametrize("kind", DEVICES)
 def test_no_block_after_a_failed_copy_is_handed_over(kind: str) -> None:
     wave, source = in_process(wave_of([100] * 5, {1}, seed=4))
