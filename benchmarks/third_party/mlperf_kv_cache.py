@@ -16,6 +16,7 @@ import hashlib
 import importlib
 import io
 import itertools
+import math
 import random
 import sys
 import threading
@@ -110,6 +111,33 @@ class _StoredEntry:
     dtype: np.dtype[Any]
 
 
+class ReadMemory:
+    """Memory for entries that are read, like an engine's pool: dropped pieces serve again."""
+
+    def __init__(self) -> None:
+        self._choosing = threading.Lock()
+        self._free: list[Entry] = []
+
+    def take(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Entry:
+        """Return an array with any content."""
+        size_bytes = math.prod(shape) * dtype.itemsize
+        with self._choosing:
+            large = [number for number, each in enumerate(self._free) if len(each) >= size_bytes]
+            piece = self._free.pop(large[0]) if large else np.empty(1 << size_bytes.bit_length(), np.uint8)
+        return np.asarray(_Lent(piece, size_bytes, self._free)).view(dtype).reshape(shape)
+
+
+class _Lent:
+    """Owner of a read entry's bytes, for as long as any array shows them."""
+
+    def __init__(self, piece: Entry, size_bytes: int, free: list[Entry]) -> None:
+        self._piece, self._free = piece, free
+        self.__array_interface__ = piece[:size_bytes].__array_interface__
+
+    def __del__(self) -> None:
+        self._free.append(self._piece)
+
+
 class EntryStore:
     """Storage of the judge's entries in a fabric: its ``StorageBackend``, made as its ``NVMeBackend``."""
 
@@ -118,6 +146,7 @@ class EntryStore:
         layout = ostraca.Layout(model="mlperf-kv-cache", dtype="fp16", page_tokens=1)
         self._volume = client.volume("mlperf-kv-cache", layout, block_bytes=_BLOCK_BYTES, create=True)
         self._timing = timing
+        self._memory = ReadMemory()
         self._numbers = itertools.count()
         self._entries: dict[str, _StoredEntry] = {}
 
@@ -137,7 +166,7 @@ class EntryStore:
         """Get an entry, and the time for it. Raises OSError if any block is lost."""
         began_s = time.perf_counter()
         entry = self._entries[key]
-        data = np.empty(entry.shape, entry.dtype)
+        data = self._memory.take(entry.shape, entry.dtype)
         chain = self._volume.chain(entry.names)
         got = self._volume.get(chain, into=self._blocks(data), deadline_s=_DEADLINE_S)
         if got.holes:
