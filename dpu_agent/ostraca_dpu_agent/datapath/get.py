@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.admission import GetAdmission
 from ostraca_dpu_agent.datapath.delivery import Delivery, GetAnswer
-from ostraca_dpu_agent.datapath.flash_io import PartRead, ReadPlan, interleave_drives
+from ostraca_dpu_agent.datapath.drive_io import PartRead, ReadPlan, interleave_drives
 from ostraca_dpu_agent.datapath.location.extents import OfferedBlocks
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations, Pins
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext

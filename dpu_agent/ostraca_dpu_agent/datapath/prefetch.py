@@ -12,7 +12,7 @@ from collections import deque
 
 import numpy as np
 
-from ostraca_dpu_agent.datapath.flash_io import ReadPlan
+from ostraca_dpu_agent.datapath.drive_io import ReadPlan
 from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.worker import Holder

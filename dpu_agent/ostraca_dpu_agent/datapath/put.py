@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.datapath.flash_io import DriveIO, interleave_drives
+from ostraca_dpu_agent.datapath.drive_io import DriveIO, interleave_drives
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, GroupedBlocks, Routes
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
 from ostraca_dpu_agent.datapath.requests.transfer import TransferRun

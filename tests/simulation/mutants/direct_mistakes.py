@@ -16,7 +16,7 @@ from tests.simulation.mutants.mistakes import _change
 
 from ostraca._direct.direct_reader import DirectReader
 from ostraca._protocol.operations import Effect, ExtentsEnded, Finish, GetOperation, Progress
-from ostraca_dpu_agent.datapath.flash_io import ReadPlan
+from ostraca_dpu_agent.datapath.drive_io import ReadPlan
 from ostraca_dpu_agent.datapath.get import GetRun
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Pins
 from ostraca_dpu_agent.server.dispatcher import WorkerSession

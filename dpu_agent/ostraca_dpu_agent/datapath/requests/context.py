@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.admission import LatencyEstimator
 from ostraca_dpu_agent.datapath.commits import Commits
-from ostraca_dpu_agent.datapath.flash_io import DriveIO, PartRead, ReadPlan, WriteQueue
+from ostraca_dpu_agent.datapath.drive_io import DriveIO, PartRead, ReadPlan, WriteQueue
 from ostraca_dpu_agent.datapath.location.locator import Locator
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Routes
 from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks

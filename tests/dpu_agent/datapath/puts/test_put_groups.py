@@ -20,7 +20,7 @@ from tests.support.agent.assembly import (
     until,
 )
 
-from ostraca_dpu_agent.datapath.flash_io import DriveIO
+from ostraca_dpu_agent.datapath.drive_io import DriveIO
 from ostraca_dpu_agent.datapath.staging import arrivals as arrivals_module
 from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
 from ostraca_fabric.drives.guarded_drive import GuardedDrive

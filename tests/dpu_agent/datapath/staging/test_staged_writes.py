@@ -24,7 +24,7 @@ from tests.support.agent.assembly import (
 
 from ostraca_dpu_agent.datapath import commits as commits_module
 from ostraca_dpu_agent.datapath.commits import Commits, ReservedShard
-from ostraca_dpu_agent.datapath.flash_io import WriteQueue
+from ostraca_dpu_agent.datapath.drive_io import WriteQueue
 from ostraca_dpu_agent.settings import AgentSettings
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import AgentId, OwnerEpoch, ShardId

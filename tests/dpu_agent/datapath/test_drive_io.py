@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 
-from ostraca_dpu_agent.datapath.flash_io import ReadPlan, interleave_drives
+from ostraca_dpu_agent.datapath.drive_io import ReadPlan, interleave_drives
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, BlockSource
 from ostraca_fabric.model.ids import AgentId, DriveId, ShardId
 
