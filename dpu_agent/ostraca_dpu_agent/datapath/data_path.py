@@ -128,7 +128,7 @@ class DataPath:
         )
 
     async def put(self, worker: WorkerConnection, volume: ServedVolume, request: Put) -> PutDone:
-        """Store blocks from the worker's arena."""
+        """Store a worker's blocks."""
         self.names.record(volume, request.spans)
         return await self._serve(
             worker,

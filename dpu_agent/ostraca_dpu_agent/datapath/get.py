@@ -1,11 +1,12 @@
-"""A get: blocks from staging, the DRAM cache or flash into the worker's arena.
+"""A get: blocks from staging, the DRAM cache or flash into a worker's memory.
+
+A worker with permission reads memory or drives itself: it is told the places. All else goes as follows.
 
 Blocks on flash are planned once, in columns. Each part of the plan, up to 64 MiB of a drive, leases staging
 and is read as a whole. A stream moves verified blocks to the worker while the read advances. The stream's
 thread tells the worker of delivered blocks, and the event loop decides them at the end. So the loop has a
-few turns per part, however many waves and blocks. At the deadline
-the request is answered with the delivered blocks. The answer names slots with unsettled transfers;
-``Settled`` follows once all have settled.
+few turns per part, however many waves and blocks. At the deadline the request is answered with the delivered
+blocks. The answer names slots with unsettled transfers; ``Settled`` follows once all have settled.
 """
 
 from __future__ import annotations

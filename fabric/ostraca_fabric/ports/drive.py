@@ -1,6 +1,6 @@
 """Drive: bytes at offsets, read and written in whole pages.
 
-A bounded number of threads performs the I/O. A submitted read or write cannot be cancelled: its future
+I/O runs beside the event loop. A submitted read or write cannot be cancelled: its future
 resolves when the operation is known to have ended. Memory and extent are in use until then, whatever the
 caller's deadline.
 """

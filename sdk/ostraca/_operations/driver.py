@@ -1,4 +1,6 @@
-"""The driver: a thread of the client for all operations, blocking or submitted.
+"""The driver: a thread of the client for operations, blocking or submitted.
+
+Brief ones end in their caller's thread (``ostraca._connection.caller_connections``).
 
 Requests and events arrive in an inbox. The driver lets each job go on, and delivers results. Checks of tags
 and copies run in the driver and the copy pool, longer ones without the interpreter lock. The driver reads the

@@ -96,7 +96,7 @@ class MemoryRows:
 
 
 class L2Tasks:
-    """Tasks of one LMCache server. Thread-safe. ``close`` must be called."""
+    """Tasks of one LMCache server or engine. Thread-safe. ``close`` must be called."""
 
     def __init__(
         self, settings: LmcacheSettings, *, hash_seed: str = "", clock_s: Callable[[], float] = time.monotonic
