@@ -1,8 +1,10 @@
-"""Waves and their flash I/O: loads into staging, and reads and writes in flight.
+"""Reads and writes of a request on its drives: plans, I/Os in flight, and the queue of writes.
 
-Adjacent extents take one I/O. Every block's tag is checked. The check runs in the drive's threads right after
-the read, while the bytes are in the CPU cache and the loop is free. Blocks are columns throughout: Python's
-cost is the same for a wave of four blocks and of a thousand.
+Adjacent extents take one I/O. Every block's tag is checked beside the event loop, right after the read, while
+the bytes are in the CPU cache. The settings ``flash_io`` limit I/Os further below, in the engine
+(``ostraca_fabric.drives.io_engine``).
+
+Blocks are columns throughout: Python's cost is the same for a wave of four blocks and of a thousand.
 
 A wait for a silent drive would last as long as the silence. A wave therefore continues without abandoned
 I/Os. The memory of such I/Os stays leased until their end.
@@ -123,7 +125,7 @@ class PartRead(DriveIO):
     """Why blocks are not read, at the end."""
 
     states: NDArray[np.uint8] = field(init=False)
-    """A ``PieceState`` per block, which the drive changes until all are read."""
+    """A ``CheckState`` per block, which the drive changes until all are read."""
 
     def __post_init__(self) -> None:
         """Begin with the states that the drive changes."""

@@ -1,11 +1,10 @@
-"""A put: blocks from the worker's arena to flash.
+"""A put: blocks from a worker's arena, regions or other memory to flash.
 
 Owners reserve space first, so that an existing block costs no transfer. A small put for one drive is fetched
 meanwhile. The blocks for a drive are processed in independent *groups*: lease staging, fetch, check against
-the SDK's tag, write, commit. The
-transport gives each wave to the threads that check tags, and a group is written once all of it is checked. So
-the event loop has a few turns per group, and no flash write of a group competes with its
-own fetch. A put with acknowledgement STAGED is answered when all blocks have passed the check; its groups
+the SDK's tag, write, commit. Threads check waves as they arrive, and a group is written once all of it is
+checked. So the event loop has a few turns per group, and no flash write of a group competes with its own
+fetch. A put with acknowledgement STAGED is answered when all blocks have passed the check; its groups
 continue to the commit. The data path never creates a tag: bytes without a matching SDK tag are not stored.
 Checked blocks are readable at this agent until they are committed.
 
@@ -65,7 +64,7 @@ _AT_CHECK = (
     np.array([PutState.DECLINED, PutState.STAGED, PutState.DECLINED], np.uint8),
     np.array([Reason.TRANSFER_FAILED, Reason.NONE, Reason.DAMAGED], np.uint8),
 )
-"""Outcome of a block by the ``PieceState`` after the check."""
+"""Outcome of a block by the ``CheckState`` after the check."""
 
 _AT_END = (
     np.array([PutState.LATE, PutState.STAGED, PutState.DECLINED], np.uint8),
@@ -102,7 +101,7 @@ class MovedGroup:
     """None before the lease."""
 
     states: NDArray[np.uint8] = field(init=False)
-    """A ``PieceState`` per block, which checks change until all are checked or the request is over."""
+    """A ``CheckState`` per block, which checks change until all are checked or the request is over."""
 
     has_space: bool = True
     """False while owners have not answered."""

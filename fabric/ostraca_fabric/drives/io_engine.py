@@ -58,8 +58,9 @@ class FlashIoSettings:
     more processor time."""
 
     drive_bytes_max: int = 4 << 20
-    """Bytes under way on one drive. Four reads of 1 MiB reach the full rate of most drives; more bytes only
-    delay the next read. Raise the limit for drives that need deeper queues."""
+    """Bytes under way on one drive; the last I/O may exceed them. Four reads of 1 MiB reach the full rate of
+    most drives; more bytes only delay the next read. Raise the limit for drives that need deeper queues.
+    User-space NVMe/TCP ignores it."""
 
     bytes_max: int = 256 << 20
     """Bytes under way on all drives. A drive without I/O under way may always begin an I/O."""
@@ -218,7 +219,7 @@ class IoEngine:
         """Submit a batch. A later ``take`` calls *end*.
 
         False, with nothing submitted, if a piece lies outside of its memory or no memory is left. *states*,
-        those of *check* with a check, then has a ``PieceState`` per piece. Listeners of *check* are called
+        those of *check* with a check, then has a ``CheckState`` per piece. Listeners of *check* are called
         whenever ``progress_bytes`` have been read, once for all since the last ``take``.
         """
         self._prepare_taking()

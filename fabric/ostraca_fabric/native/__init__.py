@@ -31,7 +31,7 @@ from xxhash import _xxhash  # type: ignore[attr-defined]  # the stubs lack the C
 
 FILE_NAME = "libostraca.so"
 
-INTERFACE = 15
+INTERFACE = 16
 """Interface of the library, equal to the number in ``ostraca.h``. A library compiled from other sources would
 misread arguments and crash the process."""
 

@@ -1,5 +1,5 @@
-/* Shared declarations of this folder. Every function is called through ctypes, which releases the interpreter lock
- * during the call; no function uses Python. `__init__.py` describes the calls.
+/* Shared declarations of this folder. No function uses Python. `__init__.py` describes the calls by ctypes, which
+ * release the interpreter lock unless they are brief.
  *
  * Conventions: a column is an array with one item per block. Memory of blocks is a base address, a size, and a
  * column of offsets. A block outside of memory is refused before any access. */
@@ -13,12 +13,15 @@
 #include <time.h>
 
 /* Raise the number, here and in `__init__.py`, after every change of the interface. */
-#define OSTRACA_INTERFACE 15
+#define OSTRACA_INTERFACE 16
 
 #define PAGE_BYTES 4096
 #define TAG_BYTES 16
 #define KEY_BYTES 16
 #define NEIGHBOURS_BYTES ((uint64_t)64 << 10) /* copied at once: a system call costs as much as 4 KiB */
+
+/* State of a block's tag check; values as in `CheckState` in Python. */
+enum check_state { CHECK_PENDING, CHECK_GOOD, CHECK_DAMAGED };
 
 #define PUBLIC __attribute__((visibility("default")))
 
@@ -38,7 +41,7 @@ static inline void zero_rest(uint8_t *at, uint32_t length) { memset(at + length,
 
 /* Makes or compares the 128-bit XXH3 of bytes, in canonical, big-endian form. */
 void tag_of(const void *bytes, size_t length, uint64_t seed, uint8_t tag[TAG_BYTES]);
-int is_tagged(const void *bytes, size_t length, uint64_t seed, const uint8_t tag[TAG_BYTES]);
+enum check_state check_tag(const void *bytes, size_t length, uint64_t seed, const uint8_t tag[TAG_BYTES]);
 /* Copies the first of some blocks, and small neighbours, out of another process. Returns their number, or -errno. */
 int64_t copy_neighbours(int process, const uint64_t *from, uint8_t *memory, const int64_t *offsets,
                         const uint32_t *lengths, int64_t blocks);

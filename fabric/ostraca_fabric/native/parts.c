@@ -151,7 +151,7 @@ PUBLIC int64_t ostraca_gather(uint8_t *memory, uint64_t size, const int64_t *off
     return blocks;
 }
 
-/* Copies blocks with correct tags from slots to callers' memory: verdict 2. Others get 1. which[b] is the index of block
+/* Copies blocks with correct tags from slots to callers' memory. A verdict is a `check_state`. which[b] is the index of block
  * b in first_part. With `addresses`, blocks are first copied into their slots, out of another process. No block is begun
  * after `until_s` on the monotonic clock. Returns 0, the errno of a failed copy, or -1 for a block outside of memory. */
 PUBLIC int64_t ostraca_scatter(uint8_t *memory, uint64_t size, const int64_t *offsets, const uint32_t *lengths,
@@ -168,8 +168,8 @@ PUBLIC int64_t ostraca_scatter(uint8_t *memory, uint64_t size, const int64_t *of
         if (addresses && !run && (run = copy_neighbours(process, addresses + block, memory, offsets + block,
                                                         lengths + block, blocks - block)) < 0)
             break;
-        verdicts[block] = 1 + is_tagged(slot, lengths[block], seeds[block], tags + TAG_BYTES * block);
-        if (verdicts[block] < 2)
+        verdicts[block] = (uint8_t)check_tag(slot, lengths[block], seeds[block], tags + TAG_BYTES * block);
+        if (verdicts[block] == CHECK_DAMAGED)
             continue;
         for (int64_t part = first_part[which[block]]; part < first_part[which[block] + 1]; part++)
             slot = scatter_part(parts[part], slot, streams);

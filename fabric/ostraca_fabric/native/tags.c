@@ -39,11 +39,11 @@ void tag_of(const void *bytes, size_t length, uint64_t seed, uint8_t tag[TAG_BYT
     canonical(xxh3.once(bytes, length, seed), tag);
 }
 
-int is_tagged(const void *bytes, size_t length, uint64_t seed, const uint8_t tag[TAG_BYTES])
+enum check_state check_tag(const void *bytes, size_t length, uint64_t seed, const uint8_t tag[TAG_BYTES])
 {
     uint8_t found[TAG_BYTES];
     tag_of(bytes, length, seed, found);
-    return memcmp(found, tag, TAG_BYTES) == 0;
+    return memcmp(found, tag, TAG_BYTES) ? CHECK_DAMAGED : CHECK_GOOD;
 }
 
 struct tagging *tagging_new(void) { return xxh3.create(); }
@@ -86,7 +86,7 @@ int64_t copy_neighbours(int process, const uint64_t *from, uint8_t *memory, cons
     return end;
 }
 
-/* Verifies blocks, each a state (`enum piece_state` of io/io.h). With `addresses`, blocks are copied out of another
+/* Verifies blocks, each a `check_state`. With `addresses`, blocks are copied out of another
  * process first. With `in_pages`, the rest of its last page is zeroed. Returns as `ostraca_tags`, or -errno. */
 PUBLIC int64_t ostraca_verify(uint8_t *memory, uint64_t size, const int64_t *offsets, const uint32_t *lengths,
                               const uint64_t *seeds, const uint8_t *tags, uint8_t *states, int64_t blocks,
@@ -100,7 +100,7 @@ PUBLIC int64_t ostraca_verify(uint8_t *memory, uint64_t size, const int64_t *off
             return run;
         if (in_pages)
             zero_rest(at, lengths[block]);
-        states[block] = is_tagged(at, lengths[block], seeds[block], tags + TAG_BYTES * block) ? 1 : 2;
+        states[block] = (uint8_t)check_tag(at, lengths[block], seeds[block], tags + TAG_BYTES * block);
     }
     return inside;
 }

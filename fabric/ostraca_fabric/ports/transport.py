@@ -1,8 +1,9 @@
 """Transfer of block bytes between an agent's staging memory and a worker's arena.
 
-The agent moves the bytes in both directions; a worker never holds a handle to agent memory. A transfer is
-*settled* when known to have ended, well or badly. Only then may memory at either end be reused. No timeout
-ever settles a transfer.
+The agent moves the bytes in both directions; the transport gives workers no handle to agent memory. On the
+same host, the kernel may copy instead (``ostraca_fabric.runtime.process_memory``). A transfer is *settled*
+when known to have ended, well or badly. Only then may memory at either end be reused. No timeout ever settles
+a transfer.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ class RemoteArena(Protocol):
     ) -> WaveStream:
         """Start moving *blocks* to the worker, in waves of about *per_wave* blocks, a few at once.
 
-        *states* has a ``PieceState`` per block, which others change until ``freeze``: only GOOD blocks move.
+        *states* has a ``CheckState`` per block, which others change until ``freeze``: only GOOD blocks move.
         None: all blocks are ready. *report* is called on the event loop with news in order, soon but not at
         once. News may go to *tell* instead, in any thread, one call at a time. *report* gets the news if
         *tell* returns False.

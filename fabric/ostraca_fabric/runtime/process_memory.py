@@ -78,7 +78,7 @@ def copy_verified(  # noqa: PLR0913 (a column each)
     """Copy some blocks of *source* into *memory*, and check each by its tag right after.
 
     All columns have a row per block of *source*; contiguous, *tags* of shape (n, 16). States become those of
-    ``tables.digests.PieceState``. *calls* is the library to call. Raises OSError for a failed copy: the
+    ``tables.digests.CheckState``. *calls* is the library to call. Raises OSError for a failed copy: the
     states of later blocks stay as they are.
     """
     addresses, places, sizes = source.addresses[rows], offsets[rows], lengths[rows]

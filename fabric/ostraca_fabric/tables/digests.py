@@ -280,19 +280,26 @@ def _verify(
     _refuse_outside(verified, memory, offsets, lengths)
 
 
-class PieceState(IntEnum):
-    """State of a piece of a read, as in ``native/io/io.h``."""
+class CheckState(IntEnum):
+    """State of a block's tag check, or of a piece of a read without tags, as in ``native/ostraca.h``."""
 
     PENDING = 0
-    """Not read."""
+    """Not read, or not checked in time."""
 
     GOOD = 1
     DAMAGED = 2
-    """Read, with bytes that do not match the tag."""
+    """The bytes do not match the tag."""
 
 
-GOOD = int(PieceState.GOOD)
+GOOD, DAMAGED = int(CheckState.GOOD), int(CheckState.DAMAGED)
 """The same, for columns: numpy takes thrice as long for an enum's member."""
+
+_DAMAGED = np.uint8(DAMAGED)
+
+
+def check_states(are_good: NDArray[np.bool_]) -> NDArray[np.uint8]:
+    """Return the states of checked blocks."""
+    return _DAMAGED - are_good
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,7 +325,7 @@ class TagCheck:
     """Called on the event loop when states have changed before the end of the read. Drives may skip calls."""
 
     states: NDArray[np.uint8] = field(init=False)
-    """A ``PieceState`` per piece, filled in as the read advances. After the end of the read, pending pieces
+    """A ``CheckState`` per piece, filled in as the read advances. After the end of the read, pending pieces
     are failures of the drive."""
 
     def __post_init__(self) -> None:
@@ -336,7 +343,7 @@ class TagCheck:
     @property
     def was_read(self) -> NDArray[np.bool_]:
         """Pieces read so far, damaged blocks included."""
-        read: NDArray[np.bool_] = self.states != PieceState.PENDING
+        read: NDArray[np.bool_] = self.states != CheckState.PENDING
         return read
 
     def tell(self) -> None:
@@ -348,7 +355,7 @@ class TagCheck:
         """Check pieces just read; return for each whether the bytes match the tag. Releases the GIL."""
         at, lengths = self.pieces.memory_offsets[rows], self.lengths[rows]
         is_good = are_good(self.pieces.memory, at, lengths, self.seeds[rows], self.tags[rows])
-        self.states[rows] = np.where(is_good, np.uint8(PieceState.GOOD), np.uint8(PieceState.DAMAGED))
+        self.states[rows] = check_states(is_good)
         return is_good
 
     def receive(self, rows: slice) -> None:

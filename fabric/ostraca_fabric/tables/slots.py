@@ -233,7 +233,7 @@ class WaveQueue:
     def __init__(
         self, blocks: int, states: NDArray[np.uint8] | None, *, per_wave: int, per_later_wave: int = 0
     ) -> None:
-        """Begin without a wave. *states* has a ``PieceState`` per block; None: all blocks are ready.
+        """Begin without a wave. *states* has a ``CheckState`` per block; None: all blocks are ready.
 
         A wave has at most *per_wave* blocks. Where all blocks are ready, waves after the first have up to
         *per_later_wave* if that is more, and at most half of the rest: little is then left after the last.

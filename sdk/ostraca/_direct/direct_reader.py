@@ -32,14 +32,14 @@ from ostraca_fabric.errors import DriveError, MalformedError
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.runtime.events import set_event
 from ostraca_fabric.runtime.threads import show_name
-from ostraca_fabric.tables.digests import GOOD, PieceState, TagCheck
+from ostraca_fabric.tables.digests import GOOD, CheckState, TagCheck
 
 log = logging.getLogger("ostraca")
 
 BATCH_BYTES = 4 << 20
 """Bytes of a batch, about: blocks of a batch are reported together."""
 
-_PENDING = int(PieceState.PENDING)
+_PENDING = int(CheckState.PENDING)
 
 _LENGTH_MAX = (1 << 32) - 1
 _SLEEP_S_MAX = 3600.0

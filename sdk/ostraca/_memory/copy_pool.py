@@ -23,11 +23,10 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca._protocol.operations import no_verdicts, verdicts_of
 from ostraca_fabric.native import library, library_for
 from ostraca_fabric.runtime.process_memory import ProcessBlocks, copy_verified
 from ostraca_fabric.runtime.threads import show_name
-from ostraca_fabric.tables.digests import GOOD, TAG_BYTES, are_good, tags_of
+from ostraca_fabric.tables.digests import TAG_BYTES, are_good, check_states, tags_of
 
 SHARE_BYTES = 2 << 20
 """Smallest share worth another thread: a fifth of a millisecond of copying, several times the cost of a
@@ -202,15 +201,15 @@ def verdicts_in(
     copy_pool: CopyPool,
     source: ProcessBlocks | None = None,
 ) -> NDArray[np.uint8]:
-    """Verify blocks in order until *until_s*; return a ``BlockVerdict`` for each.
+    """Verify blocks in order until *until_s*; return a ``CheckState`` for each.
 
     Arguments are those of ``check_tags``.
     """
-    verdicts = no_verdicts(len(lengths))
+    verdicts = np.zeros(len(lengths), np.uint8)
     for some in slices_until(lengths, until_s):
         columns = offsets[some], lengths[some], seeds[some], tags[some]
         copied = None if source is None else source[some]
-        verdicts[some] = verdicts_of(check_tags(memory, *columns, copy_pool=copy_pool, source=copied))
+        verdicts[some] = check_tags(memory, *columns, copy_pool=copy_pool, source=copied)
     return verdicts
 
 
@@ -223,27 +222,26 @@ def check_tags(
     *,
     copy_pool: CopyPool,
     source: ProcessBlocks | None = None,
-) -> NDArray[np.bool_]:
-    """Check tags in the copy pool, as ``ostraca_fabric.tables.digests.are_good``.
+) -> NDArray[np.uint8]:
+    """Check tags in the copy pool, with the arguments of ``are_good``; return a ``CheckState`` for each.
 
-    Blocks with a *source* are copied from there first. A failed copy is noted in the source's errors.
+    Blocks with a *source* are copied from there first. A failed copy is noted in the source's errors, and
+    blocks after it are PENDING.
     """
-    good, calls = np.zeros(len(lengths), np.bool_), copy_pool.calls_for(lengths)
+    states, calls = np.zeros(len(lengths), np.uint8), copy_pool.calls_for(lengths)
 
     def check(share: slice) -> None:
         columns = offsets[share], lengths[share], seeds[share], tags[share]
         if source is None:
-            good[share] = are_good(memory, *columns, calls=calls)
+            states[share] = check_states(are_good(memory, *columns, calls=calls))
             return
-        states, whole = np.zeros(len(columns[0]), np.uint8), slice(None)
         try:
-            copy_verified(source[share], whole, memory, *columns, states, calls=calls)
+            copy_verified(source[share], slice(None), memory, *columns, states[share], calls=calls)
         except OSError as error:
             source.errors.append(error.errno or 0)
-        good[share] = states == GOOD
 
     copy_pool.share(lengths, check)
-    return good
+    return states
 
 
 def compute_tags(

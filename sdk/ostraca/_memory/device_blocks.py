@@ -35,11 +35,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca._memory.copy_pool import CopyPool, check_tags, compute_tags, slices_until
-from ostraca._protocol.operations import no_verdicts, verdicts_of
 from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import TransportError, UsageError
 from ostraca_fabric.runtime.process_memory import ProcessBlocks
-from ostraca_fabric.tables.digests import TAG_BYTES
+from ostraca_fabric.tables.digests import GOOD, TAG_BYTES, check_states
 
 
 class DevicePart(NamedTuple):
@@ -254,7 +253,7 @@ class DeviceBlocks:
 
         This thread starts all copies. Raises TransportError.
         """
-        lengths, verdicts = self.lengths[positions], no_verdicts(len(positions))
+        lengths, verdicts = self.lengths[positions], np.zeros(len(positions), np.uint8)
         with self._telling_lost_copies():
             for some in slices_until(lengths, until_s):
                 wave = _Wave(memory, offsets[some], lengths[some], seeds[some])
@@ -262,13 +261,13 @@ class DeviceBlocks:
                 if staged is None:
                     columns = wave.offsets, wave.lengths, wave.seeds, tags[some]
                     copied = None if source is None else source[some]
-                    good = check_tags(memory, *columns, copy_pool=copy_pool, source=copied)
-                    self._deliver(wave, positions[some], good)
+                    verdicts[some] = check_tags(memory, *columns, copy_pool=copy_pool, source=copied)
+                    self._deliver(wave, positions[some], verdicts[some] == GOOD)
                 else:
                     for at, host in wave.runs():
                         staged.from_host(host, at)
                     good = self._unpack(staged, wave.positions, wave.seeds, tags[some], positions[some])
-                verdicts[some] = verdicts_of(good)
+                    verdicts[some] = check_states(good)
         return verdicts
 
     def wait(self) -> bool:
@@ -301,11 +300,11 @@ class DeviceBlocks:
         until_s: float,
     ) -> NDArray[np.uint8]:
         """Verify blocks at *places* in staging, and start copies of the good ones, as ``scatter``."""
-        verdicts = no_verdicts(len(positions))
+        verdicts = np.zeros(len(positions), np.uint8)
         with self._telling_lost_copies():
             for some in slices_until(self.lengths[positions], until_s):
                 good = self._unpack(staged, places[some], seeds[some], tags[some], positions[some])
-                verdicts[some] = verdicts_of(good)
+                verdicts[some] = check_states(good)
         return verdicts
 
     @contextmanager

@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 
 from ostraca._memory.copy_pool import CopyPool, compute_tags
 from ostraca._memory.device_blocks import DeviceBlocks, Devices, blocks_on_devices
-from ostraca._protocol.operations import no_verdicts
 from ostraca._protocol.specs import check_count, check_size
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.native import at
@@ -342,11 +341,11 @@ class HostBlocks:
         """Verify blocks in *memory*, and copy the good blocks to caller memory.
 
         *positions* selects the blocks. All columns have shape (n,), *tags* (n, 16). No block is begun at or
-        after *until_s* on the clock of ``time.monotonic``. Returns a ``BlockVerdict`` for each block;
+        after *until_s* on the clock of ``time.monotonic``. Returns a ``CheckState`` for each block;
         without GOOD, the caller's memory is unchanged. Raises ValueError for a block beyond *memory*.
 
         Blocks with a *source* are copied into *memory* from there first, large blocks all to the same place.
-        A failed copy is noted in the source's errors, and blocks after it are UNSEEN.
+        A failed copy is noted in the source's errors, and blocks after it are PENDING.
         """
         count = len(positions)
         assert self.is_written, "this memory was not checked for being written to"
@@ -358,7 +357,7 @@ class HostBlocks:
             assert unsigned[unsigned.argmax()] < len(self.lengths), "blocks that were checked"
         offsets, seeds = np.ascontiguousarray(offsets, np.int64), np.ascontiguousarray(seeds, np.uint64)
         lengths, tags = self.lengths[positions], np.array(tags)  # C takes writable memory faster
-        verdicts, calls = no_verdicts(count), copy_pool.calls_for(lengths)
+        verdicts, calls = np.zeros(count, np.uint8), copy_pool.calls_for(lengths)
 
         def scatter(share: slice) -> None:
             places = offsets[share] if source is None else _places_of_copies(offsets[share], lengths[share])
@@ -390,7 +389,7 @@ class HostBlocks:
 def _places_of_copies(offsets: NDArray[np.int64], lengths: NDArray[np.uint32]) -> NDArray[np.int64]:
     """Return places for blocks on their way from another process: a single one if the blocks are large.
 
-    That place stays in the processor's cache. Smaller blocks need their own: neighbours are copied at once.
+    Such a place stays in the processor's cache. Smaller blocks need their own: neighbours are copied at once.
     """
     largest = lengths.argmax()
     return np.full_like(offsets, offsets[largest]) if lengths[largest] >= _LARGE_BYTES else offsets

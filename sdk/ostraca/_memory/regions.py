@@ -348,7 +348,7 @@ class RegionBlocks(HostBlocks):
         copy_pool: CopyPool,
         source: ProcessBlocks | None = None,
     ) -> NDArray[np.uint8]:
-        """Verify blocks that landed in their rows; return a ``BlockVerdict`` for each.
+        """Verify blocks that landed in their rows; return a ``CheckState`` for each.
 
         Arguments are those of ``HostBlocks.scatter``.
         """

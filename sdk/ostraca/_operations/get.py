@@ -27,7 +27,6 @@ from ostraca._memory.views import BlockViews, SlotLoan
 from ostraca._operations.job import Runtime, SlotJob
 from ostraca._protocol.operations import (
     BlockOperation,
-    BlockVerdict,
     ExtentsEnded,
     Finish,
     GetOperation,
@@ -43,6 +42,7 @@ from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.extent import whole_pages
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.runtime.process_memory import ProcessBlocks
+from ostraca_fabric.tables.digests import DAMAGED, GOOD
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import GetExtents
 
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
     from ostraca._direct.device_reads import DeviceMemory
 
 _HIT = int(BlockState.HIT)
-_GOOD, _DAMAGED = int(BlockVerdict.GOOD), int(BlockVerdict.DAMAGED)
 
 _Result_co = TypeVar("_Result_co", covariant=True)
 
@@ -86,7 +85,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         copy_pool: CopyPool,
         source: ProcessBlocks | None = None,
     ) -> NDArray[np.uint8]:
-        """Verify landed blocks, hand over the good blocks; return a ``BlockVerdict`` for each.
+        """Verify landed blocks, hand over the good blocks; return a ``CheckState`` for each.
 
         All columns have a row per block; *blocks* are positions in the job. Blocks with a *source* are copied
         from there first.
@@ -240,7 +239,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         if reader is not None and source is not None:
             reader.note(source.errors)
             self._copied.append((at, verdicts))
-        elif self._extents and (is_damaged := verdicts == _DAMAGED).any():
+        elif self._extents and (is_damaged := verdicts == DAMAGED).any():
             self._distrust(operation, positions[is_damaged])
         return Verified(wanted.positions, verdicts.tobytes())
 
@@ -248,7 +247,7 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         """Count blocks copied out of the agent's memory."""
         counters = self._runtime.memory_reads
         for at, verdicts in self._copied:
-            good = at[verdicts == _GOOD]
+            good = at[verdicts == GOOD]
             counters.blocks_read += len(good)
             counters.blocks_failed += len(at) - len(good)
             counters.bytes_read += int(self.lengths[good].sum(dtype=np.int64))
@@ -402,7 +401,7 @@ class GetIntoJob(GetJob[GetResult]):
         if region is not None and is_in_row:
             verdicts = region.verify(blocks, seeds, tags, until_s=until_s, copy_pool=copy_pool, source=source)
             if source is not None:
-                region.wipe(blocks[verdicts != _GOOD])
+                region.wipe(blocks[verdicts != GOOD])
             return verdicts
         if self._staged is not None and self._staged.has(blocks):
             return self._staged.scatter(blocks, seeds, tags, until_s=until_s)

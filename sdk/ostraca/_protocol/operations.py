@@ -32,6 +32,7 @@ from ostraca_fabric.errors import (
 )
 from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
+from ostraca_fabric.tables.digests import DAMAGED, GOOD
 from ostraca_fabric.telemetry.requests import STATES
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
@@ -56,35 +57,6 @@ from ostraca_fabric.wire.messages import (
     StatusDone,
     VolumeOpened,
 )
-
-
-class BlockVerdict(IntEnum):
-    """Verification result of a landed block.
-
-    Several threads verify a wave, so unseen blocks are not always the last ones.
-    """
-
-    UNSEEN = 0
-    """Not verified before the deadline: not handed over."""
-
-    DAMAGED = 1
-    """Bytes differ from the tag: not handed over."""
-
-    GOOD = 2
-    """Bytes match the tag, and were handed over."""
-
-
-_VERDICT_OF_BAD = np.uint8(BlockVerdict.DAMAGED)
-
-
-def no_verdicts(blocks: int) -> NDArray[np.uint8]:
-    """Return the verdicts of unverified blocks."""
-    return np.zeros(blocks, np.uint8)  # BlockVerdict.UNSEEN
-
-
-def verdicts_of(good: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """Return the verdict of each verified block."""
-    return good + _VERDICT_OF_BAD
 
 
 class Progress(IntEnum):
@@ -116,7 +88,7 @@ class Progress(IntEnum):
 class Verified:
     """Completion of a ``Verify``.
 
-    ``positions`` is a u32 column, ``verdicts`` has a ``BlockVerdict`` of one byte for each position.
+    ``positions`` is a u32 column, ``verdicts`` has a ``CheckState`` of one byte for each position.
     """
 
     positions: bytes
@@ -221,7 +193,6 @@ release answer ``no_arena``.
 """
 
 # Comparing columns with an enum takes 4 us more.
-_GOOD, _DAMAGED = int(BlockVerdict.GOOD), int(BlockVerdict.DAMAGED)
 _AWAITED, _LANDED, _COPYING = int(Progress.AWAITED), int(Progress.LANDED), int(Progress.COPYING)
 _VERIFIED = int(Progress.VERIFIED)
 
@@ -409,11 +380,11 @@ class GetOperation(BlockOperation):
         """Take verdicts. Blocks read or copied here and not good have failed."""
         found = codec.positions(verified.positions, self.blocks)
         verdicts = codec.u8(verified.verdicts, len(found))
-        is_good = verdicts == _GOOD
-        if verified.verdicts.count(_GOOD) < len(found):
+        is_good = verdicts == GOOD
+        if verified.verdicts.count(GOOD) < len(found):
             is_landed = self._progress[found] == _LANDED
             self._progress[found[~is_good & ~is_landed]] = Progress.FAILED
-            self._progress[found[is_landed & (verdicts == _DAMAGED)]] = Progress.DAMAGED
+            self._progress[found[is_landed & (verdicts == DAMAGED)]] = Progress.DAMAGED
         self._progress[found[is_good]] = _VERIFIED
 
     def _report_reads(self) -> list[Effect]:

@@ -16,7 +16,7 @@ from ostraca_fabric.drives.drive_health import DriveCondition, HealthSettings, I
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.policies.circuit_breaker import BreakerSettings
-from ostraca_fabric.tables.digests import PieceState
+from ostraca_fabric.tables.digests import CheckState
 
 HASTY = HealthSettings(
     overdue_s=0.02,
@@ -99,7 +99,7 @@ async def test_a_drive_whose_read_advances_is_waited_for(drive: GuardedDrive, he
     reading, given_up = drive.submit_read(wanted, check), drive.reads_given_up
     step_s, begun_s = HASTY.overdue_s / 8, time.monotonic()
     while (rows := int((time.monotonic() - begun_s) / step_s)) < len(wanted):
-        check.states[:rows] = PieceState.GOOD
+        check.states[:rows] = CheckState.GOOD
         await asyncio.sleep(0)
     assert not given_up.done()
     await given_up  # without progress

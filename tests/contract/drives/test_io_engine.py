@@ -27,7 +27,7 @@ from ostraca_fabric.drives.io_engine import DriveEngine, FlashIoSettings, IoEnd,
 from ostraca_fabric.drives.loop_engine import LoopIoEngine
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId
-from ostraca_fabric.tables.digests import PieceState, TagCheck, tags_of
+from ostraca_fabric.tables.digests import CheckState, TagCheck, tags_of
 
 PAGES = DRIVE_BYTES // PAGE_BYTES
 LONG_PAGES = 128
@@ -246,7 +246,7 @@ async def test_progress_of_a_read_is_told_while_the_rest_hangs(tmp_path: Path, e
     assert len(told) <= 2, "once for two pages"
     pipe.feed(1)
     assert (await reading).all()
-    assert (check.states == PieceState.GOOD).all()
+    assert (check.states == CheckState.GOOD).all()
     pipe.close()
 
 
@@ -327,8 +327,8 @@ async def test_memory_of_a_process_is_read_like_a_drive_of_this_size(*, is_check
         check.tags[2] ^= 1
     end, states = await _read_process(engine, drive, wanted, check)
     assert end == IoEnd(2, source.ctypes.data + 30_005, 0)
-    third = PieceState.DAMAGED if is_checked else PieceState.GOOD
-    assert states.tolist() == [PieceState.GOOD] * 2 + [third, PieceState.GOOD] + [PieceState.PENDING] * 2
+    third = CheckState.DAMAGED if is_checked else CheckState.GOOD
+    assert states.tolist() == [CheckState.GOOD] * 2 + [third, CheckState.GOOD] + [CheckState.PENDING] * 2
     assert np.array_equal(target, expected), "the rest of the last page of checked blocks is zero"
     engine.detach(drive)
     engine.close()
@@ -339,7 +339,7 @@ async def test_a_process_that_has_ended_fails_each_read() -> None:
     drive = engine.attach_process(ended_process(), 1 << 47)
     address = target.ctypes.data
     end, states = await _read_process(engine, drive, Pieces.one(target, drive_offset=address), None)
-    assert (end, states.tolist()) == (IoEnd(1, address, errno.ESRCH), [PieceState.PENDING])
+    assert (end, states.tolist()) == (IoEnd(1, address, errno.ESRCH), [CheckState.PENDING])
     assert (target == UNTOUCHED).all()
     engine.detach(drive)
     engine.close()
@@ -395,4 +395,4 @@ async def test_all_engines_give_a_batch_the_same_states(tmp_path: Path, seed: in
         drive.close()
         engine.close()
     assert results[0] == results[1] == results[2]
-    assert {*results[0][1]} == {*PieceState}
+    assert {*results[0][1]} == {*CheckState}

@@ -18,7 +18,7 @@ from tests.support.simulated.drives.reference_engine import Done, ReferenceEngin
 from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEnd, IoOperation
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId
-from ostraca_fabric.tables.digests import PieceState
+from ostraca_fabric.tables.digests import CheckState
 
 LONG_PAGES = 128
 LONG_BYTES = LONG_PAGES * PAGE_BYTES
@@ -177,7 +177,7 @@ async def test_a_failed_io_fails_its_pieces_alone() -> None:
     assert ends == []
     await asyncio.sleep(0)
     assert ends == [IoEnd(failed=2, offset=PAGE_BYTES, error=errno.EIO)]
-    assert check.states.tolist() == [0, 0, PieceState.GOOD, PieceState.GOOD, 0]
+    assert check.states.tolist() == [0, 0, CheckState.GOOD, CheckState.GOOD, 0]
 
 
 async def test_tags_are_checked_once_behind_the_read_of_their_piece() -> None:

@@ -34,10 +34,10 @@ from ostraca_fabric.ports.transport import (
     WaveNews,
     WaveStream,
 )
-from ostraca_fabric.tables.digests import PieceState
+from ostraca_fabric.tables.digests import CheckState
 from ostraca_fabric.tables.slots import Wave
 
-GOOD, DAMAGED = np.uint8(PieceState.GOOD), np.uint8(PieceState.DAMAGED)
+GOOD, DAMAGED = np.uint8(CheckState.GOOD), np.uint8(CheckState.DAMAGED)
 PER_WAVE = 4
 
 

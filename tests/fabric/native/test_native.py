@@ -14,7 +14,7 @@ from ostraca_fabric import native
 FOLDER = Path(native.__file__).parent
 LIBRARY = FOLDER / native.FILE_NAME
 
-KNOWN = (15, "309ad82821c33e5b")
+KNOWN = (16, "309ad82821c33e5b")
 """The interface's number, and what its functions and structures looked like under it."""
 
 

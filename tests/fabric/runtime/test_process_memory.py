@@ -23,7 +23,7 @@ from ostraca_fabric.runtime.process_memory import (
     read_process,
     shows_proof,
 )
-from ostraca_fabric.tables.digests import PieceState, tags_of
+from ostraca_fabric.tables.digests import CheckState, tags_of
 
 SIZE = 300_000
 PROGRAM = f"""
@@ -131,7 +131,7 @@ def test_blocks_are_copied_and_checked_and_no_byte_behind_them_is_written(other:
     copies = TaggedCopies(*other)
     copies.tags[1] ^= 1
     copies.copy(slice(1, 3))
-    assert copies.states.tolist() == [PieceState.PENDING, PieceState.DAMAGED, PieceState.GOOD]
+    assert copies.states.tolist() == [CheckState.PENDING, CheckState.DAMAGED, CheckState.GOOD]
     assert np.array_equal(copies.memory, copies.expected(1, 2))
 
 
@@ -140,7 +140,7 @@ def test_a_failed_copy_ends_the_others_and_leaves_them_unchecked(other: tuple[in
     copies.blocks.addresses[1] = 8  # no process maps its first page
     with pytest.raises(OSError, match="Bad address"):
         copies.copy(slice(0, 3))
-    assert copies.states.tolist() == [PieceState.GOOD, PieceState.PENDING, PieceState.PENDING]
+    assert copies.states.tolist() == [CheckState.GOOD, CheckState.PENDING, CheckState.PENDING]
     assert np.array_equal(copies.memory, copies.expected(0))
 
 
@@ -158,7 +158,7 @@ def test_a_block_whose_memory_ends_in_its_middle_is_an_error() -> None:
         copies.blocks.addresses[:] = address
         with pytest.raises(OSError, match="Bad address"):
             copies.copy(slice(1, 2))
-    assert copies.states.tolist() == [PieceState.PENDING] * 3
+    assert copies.states.tolist() == [CheckState.PENDING] * 3
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -186,4 +186,4 @@ def test_blocks_beside_each_other_at_one_end_or_both_are_copied_each_to_its_plac
     blocks = ProcessBlocks(os.getpid(), addresses)
     copy_verified(blocks, slice(None), memory, offsets, lengths, seeds, tags, states)
     assert np.array_equal(memory, expected)
-    assert np.flatnonzero(states != PieceState.GOOD).tolist() == [7]
+    assert np.flatnonzero(states != CheckState.GOOD).tolist() == [7]

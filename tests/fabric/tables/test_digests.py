@@ -22,7 +22,7 @@ from ostraca_fabric.tables.digests import (
     KEY_BYTES,
     SECRET_BYTES,
     TAG_BYTES,
-    PieceState,
+    CheckState,
     TagCheck,
     are_good,
     blake2b_rows,
@@ -297,7 +297,7 @@ def test_what_follows_a_block_in_its_last_page_is_blanked_and_nothing_else() -> 
     memory = np.full(PAGES * PAGE_BYTES, 7, np.uint8)
     check = expected_blocks(memory)
     check.receive(slice(0, 3))
-    assert check.states.tolist() == [PieceState.GOOD] * 3
+    assert check.states.tolist() == [CheckState.GOOD] * 3
     expected = np.full(PAGES * PAGE_BYTES, 7, np.uint8)
     expected[2 * PAGE_BYTES + 1 : 3 * PAGE_BYTES] = 0
     expected[4 * PAGE_BYTES + 1 :] = 0

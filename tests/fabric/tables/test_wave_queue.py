@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ostraca_fabric.tables.digests import PieceState
+from ostraca_fabric.tables.digests import CheckState
 from ostraca_fabric.tables.slots import WaveQueue
 
-PENDING, GOOD, DAMAGED = (np.uint8(state) for state in PieceState)
+PENDING, GOOD, DAMAGED = (np.uint8(state) for state in CheckState)
 
 
 def queue(states: list[np.uint8], per_wave: int = 4) -> tuple[WaveQueue, np.ndarray]:

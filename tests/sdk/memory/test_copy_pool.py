@@ -30,10 +30,9 @@ from ostraca import BlockState, PutState, Reason
 from ostraca._memory.copy_pool import CopyPool, compute_tags, threads_for, verdicts_in
 from ostraca._memory.device_blocks import DeviceBlocks
 from ostraca._memory.host_blocks import as_blocks, caller_blocks
-from ostraca._protocol.operations import BlockVerdict
 from ostraca_fabric.native import BRIEF_BYTES, brief, library
 from ostraca_fabric.runtime.process_memory import ProcessBlocks
-from ostraca_fabric.tables.digests import tags_of
+from ostraca_fabric.tables.digests import CheckState, tags_of
 
 FAR_S = 10.0
 UNTOUCHED = 0xEE
@@ -150,7 +149,7 @@ def test_large_waves_of_caller_memory_are_shared_and_single_blocks_are_not(
     with copy_pool_of(threads) as copy_pool:
         verdicts, _ = scattered(wave, copy_pool, time.monotonic() + FAR_S)
         assert bool(helpers()) == is_shared
-    assert verdicts == [BlockVerdict.GOOD] * blocks
+    assert verdicts == [CheckState.GOOD] * blocks
 
 
 WAVES = st.builds(
@@ -165,7 +164,7 @@ WAVES = st.builds(
 def test_any_cut_gives_what_one_thread_gives(wave: Wave, threads: int) -> None:
     until_s = time.monotonic() + FAR_S
     content = [wave.memory[at : at + size] for at, size in zip(wave.offsets, wave.lengths, strict=True)]
-    wanted = [BlockVerdict.DAMAGED if each else BlockVerdict.GOOD for each in wave.is_damaged]
+    wanted = [CheckState.DAMAGED if each else CheckState.GOOD for each in wave.is_damaged]
     with copy_pool_of(threads) as copy_pool:
         verdicts, target = scattered(wave, copy_pool, until_s)
         assert (verdicts, target) == scattered(wave, ALONE, until_s)
@@ -175,7 +174,7 @@ def test_any_cut_gives_what_one_thread_gives(wave: Wave, threads: int) -> None:
             for each, is_damaged in zip(content, wave.is_damaged, strict=True)
         ]
         checks = verdicts_in(*wave[:5], until_s=until_s, copy_pool=copy_pool)
-        assert (checks == BlockVerdict.GOOD).tolist() == (~wave.is_damaged).tolist()
+        assert (checks == CheckState.GOOD).tolist() == (~wave.is_damaged).tolist()
         made = compute_tags(*wave[:4], copy_pool=copy_pool)
         assert np.array_equal(made, tags_of(*wave[:4]))
         source = as_blocks(
@@ -238,7 +237,7 @@ def test_blocks_of_a_process_are_copied_before_they_are_checked(kind: str, threa
     for block, (size, is_damaged) in enumerate(zip(wave.lengths, wave.is_damaged, strict=True)):
         content = stored.memory[stored.offsets[block] :][:size]
         slots[wave.offsets[block] :][:size] = content
-        assert verdicts[block] == (BlockVerdict.DAMAGED if is_damaged else BlockVerdict.GOOD)
+        assert verdicts[block] == (CheckState.DAMAGED if is_damaged else CheckState.GOOD)
         assert target[block] == (bytes([UNTOUCHED]) * size if is_damaged else content.tobytes())
     assert np.array_equal(wave.memory, slots)
     assert not source.errors
@@ -255,7 +254,7 @@ def test_large_blocks_of_a_process_pass_a_single_place_for_each_share(
         verdicts, target = handed_over(wave, copy_pool, source, tagged_bytes_min=None)
     for block, (size, is_damaged) in enumerate(zip(wave.lengths, wave.is_damaged, strict=True)):
         content = stored.memory[stored.offsets[block] :][:size].tobytes()
-        assert verdicts[block] == (BlockVerdict.DAMAGED if is_damaged else BlockVerdict.GOOD)
+        assert verdicts[block] == (CheckState.DAMAGED if is_damaged else CheckState.GOOD)
         assert target[block] == (bytes([UNTOUCHED]) * size if is_damaged else content)
     slots = [wave.memory[at:][:size] for at, size in zip(wave.offsets, wave.lengths, strict=True)]
     touched = [slot for slot in slots if (slot != UNTOUCHED).any()]
@@ -271,7 +270,7 @@ def test_no_block_after_a_failed_copy_is_handed_over(kind: str) -> None:
     wave, source = in_process(wave_of([100] * 5, {1}, seed=4))
     source.addresses[3] = 8  # no process maps its first page
     verdicts, target = handed_over(wave, ALONE, source, DEVICES[kind])
-    assert [verdict == BlockVerdict.GOOD for verdict in verdicts] == [True, False, True, False, False]
+    assert [verdict == CheckState.GOOD for verdict in verdicts] == [True, False, True, False, False]
     assert [bytes([UNTOUCHED]) * 100 == each for each in target] == [False, True, False, True, True]
     assert source.errors == [errno.EFAULT]
 
@@ -287,7 +286,7 @@ def test_blocks_of_a_process_are_checked_in_place_slice_by_slice(
     with copy_pool_of(threads) as copy_pool:
         until_s = time.monotonic() + FAR_S
         checks = verdicts_in(*wave[:5], until_s=until_s, copy_pool=copy_pool, source=source)
-    good = (checks == BlockVerdict.GOOD).tolist()
+    good = (checks == CheckState.GOOD).tolist()
     assert good == [*(~wave.is_damaged)[:-1], False]
     assert source.errors == [errno.EFAULT]
 
@@ -301,15 +300,15 @@ def test_whenever_time_runs_out_what_nobody_looked_at_is_untouched(threads: int)
             if microseconds >= 2_000 and seen_counts - {0, 64}:
                 break
             verdicts, target = scattered(wave, copy_pool, time.monotonic() + microseconds * 1e-6)
-            seen_counts.add(64 - verdicts.count(BlockVerdict.UNSEEN))
+            seen_counts.add(64 - verdicts.count(CheckState.PENDING))
             for verdict, bytes_there, at, is_damaged in zip(
                 verdicts, target, wave.offsets, wave.is_damaged, strict=True
             ):
-                if verdict == BlockVerdict.GOOD:
+                if verdict == CheckState.GOOD:
                     assert not is_damaged
                     assert bytes_there == wave.memory[at : at + BLOCK_BYTES].tobytes()
                 else:
-                    assert is_damaged or verdict == BlockVerdict.UNSEEN
+                    assert is_damaged or verdict == CheckState.PENDING
                     assert bytes_there == bytes([UNTOUCHED]) * BLOCK_BYTES
     assert 0 in seen_counts
     assert seen_counts - {0, 64}, "time ran out in the midst of a wave now and then"
@@ -335,9 +334,7 @@ def test_copies_to_devices_are_all_begun_by_the_thread_that_has_the_wave() -> No
         )
         assert helpers(), "the hashing was shared"
     assert blocks.wait()
-    assert verdicts.tolist() == [
-        BlockVerdict.DAMAGED if block == 3 else BlockVerdict.GOOD for block in range(16)
-    ]
+    assert verdicts.tolist() == [CheckState.DAMAGED if block == 3 else CheckState.GOOD for block in range(16)]
     assert beginners == {threading.current_thread()}
     for at, block, is_damaged in zip(wave.offsets, wave.which, wave.is_damaged, strict=True):
         expected = UNTOUCHED if is_damaged else wave.memory[at : at + BLOCK_BYTES]

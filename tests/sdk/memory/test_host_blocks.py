@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 
 from ostraca._memory.copy_pool import SHARE_BYTES, CopyPool
 from ostraca._memory.host_blocks import Axes, HostBlocks, as_blocks, layout_of
-from ostraca._protocol.operations import BlockVerdict
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.tables.digests import tag_of
+from ostraca_fabric.tables.digests import CheckState, tag_of
 
 BLOCK_BYTES = 1 << 16
 SLOT_BYTES = BLOCK_BYTES + 4096
@@ -78,7 +77,7 @@ def scattered(
         until_s=time.monotonic() + FAR_S if until_s is None else until_s,
         copy_pool=ALONE,
     )
-    good: NDArray[np.bool_] = verdicts == BlockVerdict.GOOD
+    good: NDArray[np.bool_] = verdicts == CheckState.GOOD
     return good
 
 
@@ -285,10 +284,10 @@ def test_blocks_that_are_not_what_their_tags_say_leave_the_callers_memory_untouc
         copy_pool=ALONE,
     )
     assert verdicts.tolist() == [
-        BlockVerdict.GOOD,
-        BlockVerdict.DAMAGED,
-        BlockVerdict.DAMAGED,
-        BlockVerdict.GOOD,
+        CheckState.GOOD,
+        CheckState.DAMAGED,
+        CheckState.DAMAGED,
+        CheckState.GOOD,
     ]
     assert [set(row) for row in target.tolist()] == [{0}, {UNTOUCHED}, {UNTOUCHED}, {3}]
 
@@ -312,7 +311,7 @@ def test_no_block_is_begun_after_the_deadline() -> None:
         )
         seen = int(verdicts.astype(np.bool_).sum())
         handled.append(seen)
-        assert verdicts.tolist() == [BlockVerdict.GOOD] * seen + [BlockVerdict.UNSEEN] * (count - seen)
+        assert verdicts.tolist() == [CheckState.GOOD] * seen + [CheckState.PENDING] * (count - seen)
         assert not target[:seen].any()
         assert (target[seen:] == UNTOUCHED).all()
     assert handled[0] == 0

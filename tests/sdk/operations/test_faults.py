@@ -20,8 +20,7 @@ from tests.support.stalls import Stopwatch
 import ostraca
 from ostraca import Ack, BlockState, PutState, Reason
 from ostraca._memory.host_blocks import HostBlocks
-from ostraca._protocol.operations import BlockVerdict
-from ostraca_fabric.tables.digests import are_good
+from ostraca_fabric.tables.digests import CheckState, are_good
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import (
     ConnectionLimits,
@@ -172,7 +171,7 @@ def test_blocks_that_landed_in_time_and_were_not_checked_in_time_are_late_and_no
     def scatter_first(blocks: HostBlocks, memory: Any, *columns: Any, positions: Any, **others: Any) -> Any:
         """Time runs out when the first block has been handed over."""
         first = [column[:1] for column in columns]
-        verdicts = np.full(len(positions), BlockVerdict.UNSEEN, np.uint8)
+        verdicts = np.full(len(positions), CheckState.PENDING, np.uint8)
         verdicts[:1] = scatter_in_time(blocks, memory, *first, positions=positions[:1], **others)
         return verdicts
 

@@ -9,7 +9,6 @@ import pytest
 
 from ostraca._protocol.operations import (
     BlockOperation,
-    BlockVerdict,
     Disconnected,
     Event,
     Finish,
@@ -26,6 +25,7 @@ from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.model.ids import TenantId
 from ostraca_fabric.model.outcome import Ack, BlockState, PutState, Reason
 from ostraca_fabric.model.volume import Layout, VolumeRecord
+from ostraca_fabric.tables.digests import CheckState
 from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import (
     Cancel,
@@ -49,7 +49,7 @@ LENGTHS = np.array([10, 20, 30], np.uint32)
 SLOTS = np.array([0, 4096, 8192], np.int64)
 UNTIL_S = 10.0
 HIT, MISS, LATE, DECLINED = BlockState.HIT, BlockState.MISS, BlockState.LATE, BlockState.DECLINED
-UNSEEN, DAMAGED, GOOD = (bytes([verdict]) for verdict in BlockVerdict)
+PENDING, GOOD, DAMAGED = (bytes([state]) for state in CheckState)
 
 
 def u32(*values: int) -> bytes:
@@ -97,7 +97,7 @@ def test_what_landed_last_comes_with_the_answer_and_is_verified_before_it_ends()
 def test_what_nobody_looked_at_in_time_is_late_between_blocks_that_were_handed_over() -> None:
     operation = GetOperation(get(), until_s=UNTIL_S)
     operation.on(GetProgress(7, u32(2, 0, 1), tags(2, 0, 1)), 0.1)
-    operation.on(Verified(u32(2, 0, 1), GOOD + DAMAGED + UNSEEN), 0.2)
+    operation.on(Verified(u32(2, 0, 1), GOOD + DAMAGED + PENDING), 0.2)
     done = GetDone(7, bytes([HIT] * 3), bytes(3))
     expected = [MISS, LATE, HIT], [Reason.DAMAGED, Reason.DEADLINE, Reason.NONE]
     assert operation.on(done, 0.3) == [finished(*expected)]

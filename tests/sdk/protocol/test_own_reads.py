@@ -13,7 +13,7 @@ from tests.sdk.protocol.test_operations import (
     HIT,
     LATE,
     MISS,
-    UNSEEN,
+    PENDING,
     UNTIL_S,
     finished,
     get,
@@ -164,7 +164,7 @@ def test_the_agents_deadline_does_not_end_reads() -> None:
 def test_blocks_nobody_verified_in_time_are_to_be_requested_again() -> None:
     operation = reading(0)
     operation.on(ExtentsEnded(u32(0), READ), 0.2)
-    assert operation.on(Verified(u32(0), UNSEEN), UNTIL_S) == [Send(ExtentsRead(7, b"", u32(0)))]
+    assert operation.on(Verified(u32(0), PENDING), UNTIL_S) == [Send(ExtentsRead(7, b"", u32(0)))]
 
 
 def test_nothing_is_read_after_the_deadline() -> None:
@@ -221,7 +221,7 @@ def test_blocks_in_memory_are_copied_at_the_answer_and_end_the_get() -> None:
     assert operation.on(Verified(u32(1, 0, 2), GOOD * 3), 0.1) == [finished([HIT] * 3, [0] * 3)]
 
 
-@pytest.mark.parametrize("bad", [DAMAGED, UNSEEN])
+@pytest.mark.parametrize("bad", [DAMAGED, PENDING])
 def test_copies_that_are_not_good_are_to_be_requested_again(bad: bytes) -> None:
     operation = GetOperation(get(), until_s=UNTIL_S)
     assert operation.on(told(0, 2), 0.1) == [Verify(u32(0, 2), tags(0, 2), places(0, 2))]

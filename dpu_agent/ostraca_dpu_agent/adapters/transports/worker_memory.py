@@ -22,7 +22,7 @@ from ostraca_fabric.drives.loop_engine import LoopIoEngine
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.runtime.process_memory import PROOF_BYTES
-from ostraca_fabric.tables.digests import PieceState, TagCheck
+from ostraca_fabric.tables.digests import CheckState, TagCheck
 from ostraca_fabric.wire.messages import WorkerMemory
 
 log = logging.getLogger(__name__)
@@ -152,7 +152,7 @@ class MemoryFetch:
 
     def stop(self) -> NDArray[np.intp]:
         """Return the rows that may still be copied: a copy can't be stopped."""
-        is_left = self._states == PieceState.PENDING
+        is_left = self._states == CheckState.PENDING
         return np.zeros(0, np.intp) if self.ended.done() else np.flatnonzero(is_left)
 
     def _end(self, end: asyncio.Future[IoEnd]) -> None:

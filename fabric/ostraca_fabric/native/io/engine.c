@@ -230,9 +230,9 @@ void io_check(struct io *io)
         uint32_t length = on->block_lengths[each];
         if (io->batch->drive->process)
             zero_rest(at, length);
-        int is_good = is_tagged(at, length, on->seeds[each], on->tags + each * TAG_BYTES);
+        enum check_state state = check_tag(at, length, on->seeds[each], on->tags + each * TAG_BYTES);
         /* Python may look before the end of the batch: the bytes come before their state. */
-        __atomic_store_n(&on->states[each], is_good ? PIECE_GOOD : PIECE_DAMAGED, __ATOMIC_RELEASE);
+        __atomic_store_n(&on->states[each], (uint8_t)state, __ATOMIC_RELEASE);
     }
 }
 
@@ -251,7 +251,7 @@ void io_finish(struct io *io, int64_t error)
     struct io_engine *engine = drive->engine;
     pthread_mutex_lock(&engine->lock);
     if (error < 0 && batch->on.states && !batch->on.tags)
-        memset(batch->on.states + io->first, PIECE_GOOD, (size_t)(io->last - io->first));
+        memset(batch->on.states + io->first, CHECK_GOOD, (size_t)(io->last - io->first));
     if (error >= 0)
         note_failure(batch, batch->operation == IO_FLUSH ? 0 : io_drive_offset(io), error);
     batch->untold_bytes += io->moved;
@@ -374,7 +374,7 @@ PUBLIC int64_t ostraca_io_submit(struct io_drive *drive, int operation, const st
     batch->operation = (enum operation)operation;
     batch->is_short = bytes <= SHORT_BYTES;
     if (on->pieces && on->states)
-        memset(on->states, PIECE_PENDING, (size_t)on->pieces);
+        memset(on->states, CHECK_PENDING, (size_t)on->pieces);
 
     pthread_mutex_lock(&engine->lock);
     engine->batches++;

@@ -36,12 +36,9 @@ struct io_columns {
     const uint32_t *block_lengths; /* NULL: no check of tags */
     const uint64_t *seeds;
     const uint8_t *tags;
-    uint8_t *states; /* per piece: enum piece_state */
+    uint8_t *states; /* per piece: enum check_state */
     uint64_t progress_bytes; /* list the batch whenever I/Os of so many bytes have ended; 0: only at its end */
 };
-
-/* State of a piece; values as in `PieceState` in Python. */
-enum piece_state { PIECE_PENDING, PIECE_GOOD, PIECE_DAMAGED };
 
 /* Progress or result of a batch. */
 struct io_end {

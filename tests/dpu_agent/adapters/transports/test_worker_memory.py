@@ -27,7 +27,7 @@ from tests.support.simulated.stuck_memory import StuckMemory
 from ostraca_dpu_agent.adapters.transports.worker_memory import WorkerMemories, WorkerMemoryReader
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces, whole_pages
 from ostraca_fabric.runtime.process_memory import PROOF_BYTES, MemoryProof
-from ostraca_fabric.tables.digests import PieceState, TagCheck, tags_of
+from ostraca_fabric.tables.digests import CheckState, TagCheck, tags_of
 from ostraca_fabric.wire.messages import WorkerMemory
 
 MIB = 1 << 20
@@ -153,7 +153,7 @@ class Expected:
 
     def assert_states(self, rows: set[int]) -> None:
         count = len(self.content)
-        states = [PieceState.GOOD if row in rows else PieceState.PENDING for row in range(count)]
+        states = [CheckState.GOOD if row in rows else CheckState.PENDING for row in range(count)]
         assert self.check.states.tolist() == states
 
 
@@ -207,7 +207,7 @@ async def test_damaged_blocks_are_said_to_be(child: Child) -> None:
     expected.addresses[1] += 1
     async with reading(child) as reader:
         await reader.fetch(expected.check, expected.addresses).ended
-    good, damaged = PieceState.GOOD, PieceState.DAMAGED
+    good, damaged = CheckState.GOOD, CheckState.DAMAGED
     assert expected.check.states.tolist() == [good, damaged, good]
 
 

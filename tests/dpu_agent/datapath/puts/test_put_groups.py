@@ -26,7 +26,7 @@ from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
 from ostraca_fabric.drives.guarded_drive import GuardedDrive
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
-from ostraca_fabric.tables.digests import PieceState, TagCheck, tags_of
+from ostraca_fabric.tables.digests import CheckState, TagCheck, tags_of
 
 SOON_S = 0.1
 
@@ -192,7 +192,7 @@ async def test_blocks_that_arrive_after_the_checkers_stop_stay_unchecked(
     assert not arrivals.checked.done(), "more blocks may arrive"
     arrivals.end()
     await until(arrivals.checked.done)
-    assert arrivals.check.states.tolist() == [PieceState.PENDING] * 2
+    assert arrivals.check.states.tolist() == [CheckState.PENDING] * 2
 
 
 @pytest.mark.parametrize("small_bytes", [2 * PAGE_BYTES, 2 * PAGE_BYTES - 1])
@@ -214,5 +214,5 @@ async def test_few_bytes_are_checked_where_they_arrive(
         arrivals.arrive(1, 2)
         arrivals.end()
         await arrivals.checked
-    assert check.states.tolist() == [PieceState.GOOD] * 2
+    assert check.states.tolist() == [CheckState.GOOD] * 2
     assert [name == "checker_0" for name in checked_by] == [small_bytes < 2 * PAGE_BYTES] * 2

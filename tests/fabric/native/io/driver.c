@@ -74,7 +74,7 @@ static void *take(void *given)
             struct batch *batch = (struct batch *)(uintptr_t)ends[each].ticket;
             if (!ends[each].is_over) {
                 for (int piece = 0; piece < PIECES; piece++)
-                    if (__atomic_load_n(&batch->states[piece], __ATOMIC_ACQUIRE) == PIECE_GOOD)
+                    if (__atomic_load_n(&batch->states[piece], __ATOMIC_ACQUIRE) == CHECK_GOOD)
                         assert(batch->memory[batch->offsets[piece]] == batch->firsts[piece]);
                 atomic_fetch_add(&told, 1);
                 continue;
@@ -125,11 +125,11 @@ static void read_own(struct batch *batch, unsigned *dice)
     }
     batch->tags[3][0] ^= 1;
     run(batch, own, IO_READ, 1);
-    assert(batch->end.failed == 1 && batch->end.error == EFAULT && batch->states[PIECES - 1] == PIECE_PENDING);
+    assert(batch->end.failed == 1 && batch->end.error == EFAULT && batch->states[PIECES - 1] == CHECK_PENDING);
     assert(batch->memory[batch->offsets[PIECES - 1]] == 0xEE);
     for (int piece = 0; piece < PIECES - 1; piece++) {
         uint8_t *at = batch->memory + batch->offsets[piece], zeroes[PAGE - BLOCK] = {0};
-        assert(batch->states[piece] == (piece == 3 ? PIECE_DAMAGED : PIECE_GOOD));
+        assert(batch->states[piece] == (piece == 3 ? CHECK_DAMAGED : CHECK_GOOD));
         assert(!memcmp(at, from[piece], BLOCK) && !memcmp(at + BLOCK, zeroes, sizeof zeroes));
     }
 }
@@ -158,13 +158,13 @@ static void *submit(void *given)
         }
         batch->tags[3][0] ^= 1;
         run(batch, drive, IO_WRITE, 0);
-        assert(batch->end.failed == 1 && batch->states[0] == PIECE_GOOD && batch->states[PIECES - 1] == PIECE_PENDING);
+        assert(batch->end.failed == 1 && batch->states[0] == CHECK_GOOD && batch->states[PIECES - 1] == CHECK_PENDING);
         memset(batch->memory, 0, PIECES * PAGE);
         run(batch, drive, IO_FLUSH, 0);
         assert(!batch->end.failed);
         run(batch, drive, IO_READ, 1);
         for (int piece = 0; piece < PIECES - 1; piece++)
-            assert(batch->states[piece] == (piece == 3 ? PIECE_DAMAGED : PIECE_GOOD));
+            assert(batch->states[piece] == (piece == 3 ? CHECK_DAMAGED : CHECK_GOOD));
         if (own)
             read_own(batch, &dice);
     }

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tests.simulation.shard.model import ViolationError
 
-from ostraca._protocol.operations import BlockVerdict, Verified
-from ostraca_fabric.tables.digests import are_good
+from ostraca._protocol.operations import Verified
+from ostraca_fabric.tables.digests import CheckState, are_good
 from ostraca_fabric.wire import codec
 
 if TYPE_CHECKING:
@@ -201,12 +201,12 @@ class MemoryGet:
         self.under_copy.subtract(slots)
         if asyncio.get_running_loop().time() >= until_s:
             self.reader.memories.happened["memory reads not in time"] += len(positions)
-            return Verified(positions.tobytes(), bytes([BlockVerdict.UNSEEN] * len(positions)))
+            return Verified(positions.tobytes(), bytes([CheckState.PENDING] * len(positions)))
         good = are_good(self.memory, blocks.destinations, blocks.lengths, self.seeds[positions], blocks.tags)
         self._judge(good, were_there)
         return Verified(
             positions.tobytes(),
-            np.where(good, BlockVerdict.GOOD, BlockVerdict.DAMAGED).astype(np.uint8).tobytes(),
+            np.where(good, CheckState.GOOD, CheckState.DAMAGED).astype(np.uint8).tobytes(),
         )
 
     async def _copied(self, blocks: MemoryBlocks, until_s: float) -> NDArray[np.bool_]:

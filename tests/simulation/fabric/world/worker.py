@@ -30,7 +30,6 @@ from ostraca._protocol.ledger import Ledger
 from ostraca._protocol.operations import (
     NOT_STARTED_CODES,
     BlockOperation,
-    BlockVerdict,
     Disconnected,
     Event,
     Finish,
@@ -44,7 +43,7 @@ from ostraca._protocol.operations import (
 from ostraca_fabric.connection import ClientConnection, Network
 from ostraca_fabric.errors import ConnectError, MalformedError, RefusedError
 from ostraca_fabric.model.outcome import Ack, BlockState, Reason
-from ostraca_fabric.tables.digests import are_good, derive_keys, tag_seeds, tags_of
+from ostraca_fabric.tables.digests import CheckState, are_good, derive_keys, tag_seeds, tags_of
 from ostraca_fabric.tables.slots import SlotPool
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
@@ -696,7 +695,7 @@ class WantedBlocks:
         rows = [row for row in np.flatnonzero(is_hit).tolist() if self.numbers[row] not in self.handed]
         found = np.array(rows, codec.U32)
         self._judge(found, np.ones(len(rows), np.bool_))
-        self._hand_over(Verified(found.tobytes(), bytes([BlockVerdict.GOOD]) * len(rows)))
+        self._hand_over(Verified(found.tobytes(), bytes([CheckState.GOOD]) * len(rows)))
 
     def settle(self, is_settled: NDArray[np.bool_]) -> None:
         """Take word of blocks that nothing is sent to any more."""
@@ -717,7 +716,7 @@ class WantedBlocks:
         tags = codec.rows16(wanted.tags, len(found))
         good = are_good(self.memory, self.offsets[found], self.lengths[found], self.seeds[found], tags)
         self._judge(found, good)
-        verdicts = np.where(good, BlockVerdict.GOOD, BlockVerdict.DAMAGED).astype(np.uint8)
+        verdicts = np.where(good, CheckState.GOOD, CheckState.DAMAGED).astype(np.uint8)
         return Verified(wanted.positions, verdicts.tobytes())
 
     async def _copied(self, wanted: Verify) -> Verified:
@@ -728,7 +727,7 @@ class WantedBlocks:
 
     def _hand_over(self, verified: Verified) -> None:
         found = codec.positions(verified.positions, len(self.numbers))
-        good = found[codec.u8(verified.verdicts, len(found)) == BlockVerdict.GOOD]
+        good = found[codec.u8(verified.verdicts, len(found)) == CheckState.GOOD]
         if self.lent is not None:
             self.lent.writes.verify(good.astype(np.int64))
         for row in good.tolist():

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.support.simulated.virtual_hosts import running_host
 
 from ostraca_fabric.model.extent import rounded_up
-from ostraca_fabric.tables.digests import GOOD, PieceState, are_good
+from ostraca_fabric.tables.digests import GOOD, CheckState, are_good
 from ostraca_fabric.wire.messages import WorkerMemory
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ class CopiedBlocks:
         rows = slice(row, row + 1)
         places, columns = check.pieces.memory_offsets[rows], (check.lengths[rows], check.seeds[rows])
         is_good = are_good(check.pieces.memory, places, *columns, check.tags[rows])[0]
-        check.states[row] = GOOD if is_good else PieceState.DAMAGED
+        check.states[row] = GOOD if is_good else CheckState.DAMAGED
         self._copies.happened["blocks of puts copied" if is_good else "blocks of puts changed meanwhile"] += 1
         return True
 

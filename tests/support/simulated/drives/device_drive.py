@@ -12,7 +12,7 @@ from tests.support.simulated.futures import resolve
 from ostraca_fabric.drives.io_engine import IoEnd, IoOperation
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
-from ostraca_fabric.tables.digests import PieceState, TagCheck
+from ostraca_fabric.tables.digests import CheckState, TagCheck
 
 
 class DeviceDrive:
@@ -100,7 +100,7 @@ class DeviceDrive:
         def end(_: IoEnd) -> None:
             self._queued -= count
             if not self.has_crashed:
-                resolve(future, states == PieceState.GOOD)
+                resolve(future, states == CheckState.GOOD)
 
         is_submitted = self._engine.submit(
             self._handle, operation, pieces, check, end, states=states, user_data=user_data

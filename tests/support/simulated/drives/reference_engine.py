@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEnd, IoOperation
 from ostraca_fabric.model.extent import Pieces
-from ostraca_fabric.tables.digests import PieceState, TagCheck
+from ostraca_fabric.tables.digests import CheckState, TagCheck
 
 log = logging.getLogger(__name__)
 
@@ -197,7 +197,7 @@ class ReferenceEngine:
                 )
                 return False
         if states is not None:
-            states[:] = PieceState.PENDING
+            states[:] = CheckState.PENDING
         cuts = deque([slice(0, 0)] if pieces is None else cut(pieces))
         is_short = pieces is None or int(pieces.lengths.sum(dtype=np.int64)) <= SHORT_BYTES
         to = self._drives[drive]
@@ -258,7 +258,7 @@ class ReferenceEngine:
         elif batch.check is not None:
             batch.check.run(rows)
         elif batch.states is not None:
-            batch.states[rows] = PieceState.GOOD
+            batch.states[rows] = CheckState.GOOD
         batch.under_way -= 1
         drive.under_way -= 1
         drive.bytes_under_way -= io.size_bytes
