@@ -124,7 +124,9 @@ class ReadMemory:
         with self._choosing:
             large = [number for number, each in enumerate(self._free) if len(each) >= size_bytes]
             piece = self._free.pop(large[0]) if large else np.empty(1 << size_bytes.bit_length(), np.uint8)
-        return np.asarray(_Lent(piece, size_bytes, self._free)).view(dtype).reshape(shape)
+        taken = np.asarray(_Lent(piece, size_bytes, self._free))
+        taken[::_BLOCK_BYTES] ^= 0xFF  # what an earlier read of this entry left is no right block
+        return taken.view(dtype).reshape(shape)
 
 
 class _Lent:
