@@ -88,6 +88,20 @@ def test_entries_of_many_blocks_are_compared_at_each_read_and_every_loss_is_told
         ]
 
 
+def test_memory_of_a_dropped_entry_serves_again_without_its_bytes() -> None:
+    memory = mlperf_kv_cache.ReadMemory()
+    entry = memory.take((3, 1 << 20), np.dtype(np.uint16))
+    entry[:] = 7
+    part, place = entry[2], entry.ctypes.data
+    del entry
+    assert memory.take((3, 1 << 20), np.dtype(np.uint16)).ctypes.data != place, "a view keeps the memory"
+    assert (part == 7).all()
+    del part
+    again = [memory.take((3, 1 << 20), np.dtype(np.uint16)) for _ in range(2)]
+    (reused,) = (each for each in again if each.ctypes.data == place)
+    assert (reused != 7).any(axis=1).all()
+
+
 def test_a_lost_object_and_a_timeout_fail_lmcaches_benchmark() -> None:
     good = {"rounds_timed_out": 0, "total_keys": 8, "throughput_avg_mbps": 5.0, "duration_avg_ms": 2.0}
     store = {**good, "operation": "Store", "total_success": 8}

@@ -262,7 +262,7 @@ def test_large_blocks_of_a_process_pass_a_single_place_for_each_share(
         assert len(slot) == 3 * SHARE_BYTES
         slot[:] = UNTOUCHED
     assert (wave.memory == UNTOUCHED).all()
-    assert len(touched) <= (1 if threads == 1 else 2 * threads)
+    assert len(touched) in ([1] if threads == 1 else range(2, 2 * threads + 1)), "threads share no place"
 
 
 @pytest.mark.parametrize("kind", DEVICES)
