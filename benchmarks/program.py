@@ -51,6 +51,7 @@ _FOLDERS = {
     "write_amplification": "shards",
     "hit_rate": "shards",
     "idle_agent": "fabric",
+    "garbage_collections": "fabric",
     "import_time": "fabric",
     "many_drives": "fabric",
 }

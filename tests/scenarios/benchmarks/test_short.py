@@ -43,6 +43,7 @@ ROWS = {
     "write_amplification": ["S6", "S6"],
     "hit_rate": ["S7", "S7", "S7"],
     "idle_agent": ["S8", "S8"],
+    "garbage_collections": ["S11", "S11"],
     "import_time": ["S9"],
     "many_drives": ["S10", "S10", "S10", "S10", "S10"],
 }

@@ -14,6 +14,8 @@ import signal
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from ostraca_fabric.runtime.garbage import keep_present_objects
+
 _LEFT_AT_ONCE = 130
 
 
@@ -46,7 +48,8 @@ async def start_or_stop(
 ) -> bool:
     """Start a daemon; return whether the start finished before a signal.
 
-    Raises errors of the start and of *failed*, the fatal error of a daemon that works during its start.
+    Garbage collections then pass over the objects of the start. Raises errors of the start and of *failed*,
+    the fatal error of a daemon that works during its start.
     """
     starting = asyncio.ensure_future(start)
     await first_of(stop, starting, *([failed] if failed is not None else []))
@@ -58,6 +61,7 @@ async def start_or_stop(
         failed.result()
     if has_started:
         starting.result()
+        keep_present_objects()
     return has_started
 
 
