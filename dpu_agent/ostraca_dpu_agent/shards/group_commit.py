@@ -219,7 +219,7 @@ class Tickets:
 
     def issue(self, reservations: NDArray[np.uint64], answer: Outcomes) -> Ticket:
         """Issue a ticket for the core's immediate answer; without waiting rows it is done."""
-        rows = np.flatnonzero(answer.states == PutState.STAGED)
+        rows = (answer.states == PutState.STAGED).nonzero()[0]
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         ticket = Ticket(answer.states, answer.reasons, len(rows), done)
         if len(rows):
@@ -234,11 +234,13 @@ class Tickets:
     def answer(self, results: CommitResults) -> None:
         """Tell the tickets how these commits results."""
         slots = slots_in(results.reservations)
-        order = np.argsort(self._ticket_of[slots], kind="stable")
-        numbers, rows = self._ticket_of[slots][order], self._row_of[slots][order]
+        if not len(slots):  # an opening lists no block
+            return
+        order = self._ticket_of[slots].argsort(kind="stable")
+        numbers, rows = self._ticket_of[slots[order]], self._row_of[slots[order]]
         states, reasons = results.states[order], results.reasons[order]
-        bounds = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
-        for begin, end in itertools.pairwise(bounds):
+        cuts = (numbers[1:] != numbers[:-1]).nonzero()[0] + 1
+        for begin, end in itertools.pairwise([0, *cuts.tolist(), len(numbers)]):
             number, own = int(numbers[begin]), slice(begin, end)
             ticket = self._tickets[number]
             ticket.answer(rows[own], states[own], reasons[own])

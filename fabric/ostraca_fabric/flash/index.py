@@ -188,7 +188,7 @@ class BlockIndex:
         """
         assert not len(lengths) or 0 < int(lengths.min()) <= int(lengths.max()) <= int(_LENGTH)
         assert not (offsets % PAGE_BYTES).any(), "extents begin at whole pages"
-        new = np.flatnonzero(first_of_each(keys) & (self.find(keys) < 0))
+        new = (first_of_each(keys) & (self.find(keys) < 0)).nonzero()[0]
         states = np.full(len(keys), Insertion.KNOWN, np.uint8)
         states[new] = Insertion.FULL
         new = new[: self.room]

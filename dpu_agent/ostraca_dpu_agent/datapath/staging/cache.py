@@ -139,7 +139,7 @@ class BlockCache:
         Blocks in use or with precedence are not evicted. Returns the slots to free: those of evicted
         blocks and of blocks not kept.
         """
-        chosen = np.flatnonzero(offer.is_kept)[: self.limit_bytes // slot_bytes]
+        chosen = offer.is_kept.nonzero()[0][: self.limit_bytes // slot_bytes]
         part = self._parts.number(offer.tenant) if len(chosen) else None
         if part is None:
             return offsets

@@ -87,7 +87,7 @@ class CommitQueue:
         answer = Outcomes.filled(len(reservations), PutState.DECLINED, Reason.EXPIRED)
         may_write = self._grants.may_write(now_s)
         slots = table.slots_of(reservations)
-        known = np.flatnonzero(slots >= 0)
+        known = (slots >= 0).nonzero()[0]
         answer.reasons[known[table.states[slots[known]] == COMMITTING]] = Reason.IN_FLIGHT
         held = known[table.states[slots[known]] == HELD]
         segments = table.segments[slots[held]]

@@ -117,7 +117,7 @@ class ReservationTable:
         slots = slots_in(numbers)
         slots[slots >= len(self.states)] = 0
         slots[(self.numbers[slots] != numbers) | (self.states[slots] == FREE)] = -1
-        known = np.flatnonzero(slots >= 0)
+        known = (slots >= 0).nonzero()[0]
         # The last of several values assigned to one item stays, so assign the first position last.
         self._named_at[slots[known][::-1]] = known[::-1]
         slots[known[self._named_at[slots[known]] != known]] = -1
