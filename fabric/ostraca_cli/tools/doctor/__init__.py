@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ostraca_cli.command import Command, number_argument, one_of, option
 from ostraca_fabric.errors import DriveError, UsageError
 from ostraca_fabric.runtime.os_errors import state_and_remedy
+
+if TYPE_CHECKING:
+    from ostraca_cli.tools.doctor.volumes import Row
 
 _DRIVE = "drive"
 _DUMPS = ("superblock", "volumes", "summary", "entries")
@@ -78,21 +82,28 @@ def _explain(drives: Sequence[Path], options: argparse.Namespace) -> int:
 def _dump(drives: Sequence[Path], options: argparse.Namespace) -> int:
     import msgspec
 
-    from ostraca_cli.tools.doctor.dump import dump, row_text
+    from ostraca_cli.tools.doctor.dump import row_text
 
     for drive in drives:
         if not options.json:
             print(f"{drive}:")
-        try:
-            for row in dump(drive, options.dump, options.segment):
-                print(
-                    msgspec.json.encode({"path": str(drive), **row}).decode()
-                    if options.json
-                    else f"  {row_text(row)}"
-                )
-        except OSError as error:
-            raise DriveError(f"{drive} can't be read: {state_and_remedy(error)[0]}") from error
+        for row in _rows(drive, options):
+            print(
+                msgspec.json.encode({"path": str(drive), **row}).decode()
+                if options.json
+                else f"  {row_text(row)}"
+            )
     return 0
+
+
+def _rows(drive: Path, options: argparse.Namespace) -> Iterator[Row]:
+    """Yield what a dump prints; raises DriveError. An error of the output is none of the drive."""
+    from ostraca_cli.tools.doctor.dump import dump
+
+    try:
+        yield from dump(drive, options.dump, options.segment)
+    except OSError as error:
+        raise DriveError(f"{drive} can't be read: {state_and_remedy(error)[0]}") from error
 
 
 def _format(options: argparse.Namespace) -> int:

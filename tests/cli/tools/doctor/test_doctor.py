@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -184,6 +187,18 @@ def test_entries_are_dumped_as_they_were_listed(drive: Path, capsys: pytest.Capt
     assert [(row["key"], row["tag"], row["length"]) for row in rows] == [
         (block.key.hex(), block.tag.hex(), len(block.data)) for block in LISTED
     ]
+
+
+def test_a_reader_that_stops_early_is_no_fault_of_the_drive(drive: Path) -> None:
+    command = [sys.executable, "-m", "ostraca_cli", "doctor", str(drive), "--dump", "entries"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        fcntl.fcntl(process.stdout, fcntl.F_SETPIPE_SZ, 4096)  # less than the output
+        assert process.stdout.read(1)
+        process.stdout.close()  # as `head` does
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
 
 
 def test_summary_pages_are_dumped_with_their_places(drive: Path, capsys: pytest.CaptureFixture[str]) -> None:
