@@ -20,7 +20,7 @@ from ostraca_fabric.runtime.os_errors import explained
 _ROUND_TRIPS = 3
 """Maximum of a handshake: TLS 1.3 takes two."""
 
-_NOT_YET, _EXPIRED, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 62, 64
+_NOT_YET, _EXPIRED, _OTHER_PURPOSE, _OTHER_HOST, _OTHER_ADDRESS = 9, 10, 26, 62, 64
 """Certificate errors of OpenSSL (X509_V_ERR_...)."""
 
 _ALERTS = {
@@ -144,6 +144,8 @@ def _doubt(error: ssl.SSLCertVerificationError) -> str:
             return "the certificate shown has expired: renew it"
         case code if code == _NOT_YET:
             return "the certificate shown is not valid yet: check the clocks of both hosts"
+        case code if code == _OTHER_PURPOSE:
+            return "the certificate shown is not made for this end: renew it for servers and clients"
         case code if code in (_OTHER_HOST, _OTHER_ADDRESS):
             return (
                 "the certificate shown does not carry that host: dial one that it carries, or renew it with "

@@ -29,12 +29,16 @@ class Authority:
             *("-out", self.cert),
         )
 
-    def files(self, name: str, *names: str, ca: Path | None = None, days: int = 2) -> TlsFiles:
+    def files(
+        self, name: str, *names: str, ca: Path | None = None, days: int = 2, usage: str = ""
+    ) -> TlsFiles:
         """Make a certificate whose subject is *name*, for these hosts or addresses, and its key.
 
-        With *days* below zero it has expired.
+        With *days* below zero it has expired. *usage* limits it, as in ``serverAuth``.
         """
         key, request, extensions = self._request(name, *names)
+        if usage:
+            extensions.write_text(f"{extensions.read_text()}extendedKeyUsage={usage}\n")
         cert = key.with_suffix(".pem")
         _openssl(
             *("x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self._key, "-CAcreateserial"),

@@ -304,6 +304,16 @@ def test_a_certificate_that_others_would_not_accept_is_found_by_its_owner(
         Tls(files, [HOST])
 
 
+@pytest.mark.parametrize("usage", ["serverAuth", "clientAuth"])
+def test_a_certificate_for_one_end_alone_is_found_by_its_owner(authority: Authority, usage: str) -> None:
+    files = authority.files(f"only-{usage}", HOST, usage=usage)
+    with pytest.raises(
+        UsageError, match=r"renew it for servers and clients \(unsuitable certificate purpose"
+    ):
+        Tls(files, [HOST])
+    Tls(authority.files(f"beside-{usage}", HOST, usage="serverAuth,clientAuth"), [HOST])
+
+
 async def test_who_listens_has_a_certificate(authority: Authority) -> None:
     with pytest.raises(UsageError, match="needs a certificate and a key"):
         await serve(
