@@ -88,9 +88,13 @@ class EtcdPlace:
             raise UsageError("etcd.user and etcd.password_file go together: give both, or neither")
 
     def options(self) -> str:
-        """Return the equivalent command-line options, for people to copy."""
+        """Return the equivalent command-line options, for people to copy into any directory."""
         given = [("--etcd", endpoint) for endpoint in self.endpoints]
-        given += [(flag, value) for flag, name, _, _ in _OPTIONS if (value := getattr(self, name))]
+        given += [
+            (flag, str(Path(value).absolute()) if what == "FILE" else value)
+            for flag, name, what, _ in _OPTIONS
+            if (value := getattr(self, name))
+        ]
         return " ".join(f"{flag} {shlex.quote(value)}" for flag, value in given)
 
     @property

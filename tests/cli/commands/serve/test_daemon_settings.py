@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,10 +123,14 @@ def test_several_members_of_etcd_in_one_text_of_a_settings_file_are_refused(endp
         etcd_settings(EtcdPlace(endpoints=(endpoint,)))
 
 
-def test_how_to_reach_etcd_can_be_copied_as_options() -> None:
-    place = EtcdPlace(endpoints=("a:1", "b:2"), ca="my ca", user="u", password_file="p")
+def test_how_to_reach_etcd_can_be_copied_as_options_for_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = EtcdPlace(endpoints=("a:1", "b:2"), ca="my ca", user="u", password_file="/p")
     assert place.options() == (
-        "--etcd a:1 --etcd b:2 --prefix /ostraca/default/ --etcd-ca 'my ca' --etcd-user u --etcd-password p"
+        f"--etcd a:1 --etcd b:2 --prefix /ostraca/default/ --etcd-ca '{tmp_path}/my ca' --etcd-user u "
+        "--etcd-password /p"
     )
 
 
