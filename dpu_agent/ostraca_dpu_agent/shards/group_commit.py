@@ -232,7 +232,7 @@ class Tickets:
         return ticket
 
     def answer(self, results: CommitResults) -> None:
-        """Tell the tickets how these commits results."""
+        """Tell the tickets how these commits ended."""
         slots = slots_in(results.reservations)
         if not len(slots):  # an opening lists no block
             return

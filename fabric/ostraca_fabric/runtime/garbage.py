@@ -1,8 +1,8 @@
 """Garbage collection in a server process.
 
 Python searches for unreachable cycles of objects while all threads wait. A full search visits every object:
-tens of milliseconds in an agent, every other second while workers put blocks. Almost all of these objects
-were made at the start, and live until the end.
+tens of milliseconds in an agent, again and again while workers put blocks (``python -m benchmarks
+garbage_collections``). Almost all of these objects were made at the start, and live until the end.
 """
 
 from __future__ import annotations
