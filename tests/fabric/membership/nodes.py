@@ -145,7 +145,7 @@ class Node:
     def await_health(self) -> None:
         """Wait until it takes part in a cluster with a leader."""
         until_s = time.monotonic() + UP_WITHIN_S
-        while not self._is_healthy():
+        while not self.is_healthy():
             assert self.process is not None
             assert self.process.poll() is None, (self.folder / f"{self.name}.log").read_text()[-2000:]
             assert time.monotonic() < until_s, f"etcd {self.name} is not up after {UP_WITHIN_S:.0f} s"
@@ -161,7 +161,8 @@ class Node:
                     found[method] += int(float(line.split()[-1]))
         return found
 
-    def _is_healthy(self) -> bool:
+    def is_healthy(self) -> bool:
+        """Whether it takes part in a cluster with a leader."""
         try:
             with urllib.request.urlopen(f"{self._metrics}/health", timeout=2) as answer:
                 return bool(json.load(answer)["health"] == "true")
@@ -215,6 +216,19 @@ class Cluster:
         for node in self.nodes:
             if node.process is None or node.process.poll() is not None:
                 node.start(self._members)
+
+    def resume(self) -> None:
+        """Let every paused member go on, and wait until all are up.
+
+        A paused member may end by itself: clients have gone in the midst of their reads (``launch``).
+        """
+        for node in self.nodes:
+            node.resume()
+        until_s = time.monotonic() + UP_WITHIN_S
+        while not all(node.is_healthy() for node in self.nodes):
+            assert time.monotonic() < until_s, f"etcd is not up again after {UP_WITHIN_S:.0f} s"
+            self.launch()
+            time.sleep(0.05)
 
     def kill(self) -> None:
         """Crash every member that runs."""

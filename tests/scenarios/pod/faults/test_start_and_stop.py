@@ -133,7 +133,7 @@ def test_an_agent_without_etcd_says_on_its_pages_what_it_waits_for_and_what_it_e
         heard(manager, "STATUS=Not ready: stopping", "EXTEND_TIMEOUT_USEC=")
         assert agent.ended() == 0
     finally:
-        begun.etcd.nodes[0].resume()
+        begun.etcd.resume()
     begun.check_logs()
 
 
@@ -180,7 +180,7 @@ def test_an_agent_that_stops_waits_for_an_etcd_that_is_away_only_once(own: Pod) 
         assert first.ended() == 0
         took_s = time.monotonic() - began_s
     finally:
-        own.etcd.nodes[0].resume()
+        own.etcd.resume()
     assert took_s < 8 * PATIENCE, first.log.read_text()[said:]
     own.await_settled()
     assert set(own.claims().values()) == {second.name}, "the end of its lease has said the rest"
