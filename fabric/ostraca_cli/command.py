@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,9 @@ _DIGITS_MAX = 18
 
 _SECONDS_MAX = 1e9
 """About 30 years; clocks and timers of the system refuse longer times."""
+
+_UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_TIME = re.compile(rf"(\S+?)\s?({'|'.join(_UNITS_S)})")
 
 
 AddOption = Callable[[Any], object]
@@ -112,14 +116,16 @@ def count_argument(text: str) -> int:
 
 
 def seconds_argument(text: str) -> float:
-    """Parse a time above zero, for argparse."""
+    """Parse a time above zero, in seconds or with a unit, for argparse; return seconds."""
+    found = _TIME.fullmatch(text)
     try:
-        seconds = float(text)
+        seconds = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= _SECONDS_MAX:
         raise argparse.ArgumentTypeError(
-            f"{shown(text)} is no time: write seconds above zero, as in 5 or 0.5, up to {_SECONDS_MAX:g}"
+            f"{shown(text)} is no time: write seconds, or a number with ms, s, min, h or d, as in 0.5 or 6h, "
+            f"above zero and up to {_SECONDS_MAX:g} s"
         )
     return seconds
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ostraca_cli.command import seconds_argument
 from ostraca_cli.commands.admin.audit import COMMAND as AUDIT
 from ostraca_cli.commands.admin.enclosure import COMMAND as ENCLOSURE
 from ostraca_cli.commands.admin.events import COMMAND as EVENTS
@@ -51,6 +52,14 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert all(command.summary in shown for command in COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0.5", 0.5), ("200ms", 0.2), ("7s", 7.0), ("5 min", 300.0), ("6h", 21600.0), ("2d", 172800.0)],
+)
+def test_times_have_units(text: str, seconds: float) -> None:
+    assert seconds_argument(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +119,7 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["operation", "show"], "ID"),
         (["audit", "--last", "0"], "--last: '0' is no count"),
         (["bench", "--seconds", "-1"], "--seconds: '-1' is no time"),
+        (["bench", "--seconds", "5m"], "--seconds: '5m' is no time: write seconds, or a number with"),
         (["bench", "--block-bytes", "1GiB"], "--block-bytes is 1073741824"),
         (["bench", "unix:///a.sock", "--dir", "/tmp"], "exclude each other"),
     ],
