@@ -35,6 +35,8 @@ An expected outcome (a miss, a full drive, a late answer) is a value, never an e
 
 from __future__ import annotations
 
+from typing import Self
+
 _SHOWN_CHARACTERS = 64
 
 
@@ -83,12 +85,20 @@ class RefusedError(OstracaError):
         super().__init__(message)
         self.code = code
 
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        """Pickle, as for a process pool."""
+        return type(self), (self.code, *self.args)
+
 
 class OlderAgentError(RefusedError):
     """The agent's release is too old for the request: upgrade the agent."""
 
     def __init__(self, message: str) -> None:
         super().__init__("older", message)
+
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        """Pickle, as the base does."""
+        return type(self), self.args
 
 
 class UnknownVolumeError(RefusedError):
@@ -165,6 +175,10 @@ class OtherFabricError(WrongStoreError):
         super().__init__(message)
         self.fabric = fabric
         """Id of the fabric in the store."""
+
+    def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
+        """Pickle, as for a process pool."""
+        return type(self), (*self.args, self.fabric)
 
 
 class PlacementBusyError(MembershipError):

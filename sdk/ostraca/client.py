@@ -1,7 +1,7 @@
 """Client of the fabric: an arena, a session with an agent, and counters of operations.
 
 A client belongs to the process that created the client. After a fork, the child has neither the client's
-threads nor the arena: methods other than ``close`` raise ClosedError there.
+threads nor the arena. Methods other than ``close``, ``fileno`` and ``metrics`` raise ClosedError there.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Client:
     @property
     def is_connected(self) -> bool:
         """Whether a live connection exists now."""
-        return self._runtime.connections.live is not None
+        return self._runtime.is_ours and self._runtime.connections.live is not None
 
     @property
     def quarantined_bytes(self) -> int:
@@ -343,9 +343,10 @@ class Client:
         """Return a descriptor, readable while ``take_completions`` has results.
 
         For select, poll or epoll. Never read the descriptor: ``take_completions`` does. The value is -1 after
-        ``close``.
+        ``close``, and in a forked child.
         """
-        return -1 if self._runtime.is_closed else self._runtime.completions.descriptor
+        runtime = self._runtime
+        return -1 if runtime.is_closed or not runtime.is_ours else runtime.completions.descriptor
 
     def cancel(self, ticket: Ticket) -> None:
         """Cancel a submitted operation. Never blocks.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.limits import described
 from ostraca_fabric.telemetry.openmetrics import (
     OUTCOME_LABELS,
     Metric,
@@ -65,8 +67,11 @@ class ClientMetrics:
     """Blocks that the client read itself; None if it may not."""
 
     def operation(self, name: str) -> OperationTally:
-        """Return the tally of ``lookup``, ``get``, ``put`` or ``prefetch``."""
-        return next(tally for tally in self.operations if tally.operation == name)
+        """Return the tally of ``lookup``, ``get``, ``put`` or ``prefetch``. Raises UsageError."""
+        tallies = {tally.operation: tally for tally in self.operations}
+        if name not in tallies:
+            raise UsageError(f"{described(name)} is no operation: pass one of {', '.join(tallies)}")
+        return tallies[name]
 
     def openmetrics(self) -> str:
         """Return the counts as OpenMetrics text, for Prometheus.

@@ -143,8 +143,9 @@ class Volume:
 
         *recompute_s* is the time for recomputing the whole chain, in equal parts per block. The fabric
         estimates the get's time from recently measured queues and speeds, and declines slower blocks at once
-        (TOO_SLOW). A batch beyond the capacity of the arena or the agent moves in parts within the same
-        deadline.
+        (TOO_SLOW). Blocks that this process copies or reads itself (``direct_memory`` and ``direct_drives``
+        of the settings) are not declined. None and 0 stand for an unknown time. A batch beyond the capacity
+        of the arena or the agent moves in parts within the same deadline.
         """
         return self._runner.run_brief(
             GetIntoJob(
@@ -226,7 +227,7 @@ class Volume:
         ack: Ack = Ack.STAGED,
         ttl_s: float | None = None,
     ) -> PutResult:
-        """Store blocks written into leased slots.
+        """Store blocks written into slots that this client has leased for blocks of this size.
 
         The call ends the lease, whatever the outcome of the put.
         """
@@ -258,9 +259,8 @@ class Volume:
                     f"{count} slots are not free now: release views or leases, or raise arena_bytes"
                 )
             hold = holds.new(lambda: arena.give(offsets))
-            return SlotLease(
-                SlotLoan(arena.array, offsets, sizes, np.ones(count, np.bool_), hold, is_written=True)
-            )
+            loan = SlotLoan(arena.array, offsets, sizes, np.ones(count, np.bool_), hold, is_written=True)
+            return SlotLease(loan, arena, slot_bytes)
 
         return self._runner.do(take)
 

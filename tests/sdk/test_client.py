@@ -228,6 +228,8 @@ def test_an_agent_that_does_not_open_a_volume_in_time_is_a_connect_error(
     agent.script[OpenVolume] = lambda *_: None
     with pytest.raises(ostraca.ConnectError, match="did not answer OpenVolume in time"):
         client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, timeout_s=0.05)
+    with pytest.raises(ostraca.ConnectError, match="no time was left to ask the agent: timeout_s is 0"):
+        client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, timeout_s=0)
 
 
 def test_volumes_that_cannot_be_meant_are_refused(client: ostraca.Client) -> None:
@@ -376,8 +378,10 @@ def test_a_view_is_made_when_it_is_asked_for_and_is_the_same_one_each_time(volum
     views = volume.get_views(chain, lengths=100, deadline_s=FAR_S)
     assert views[1] is views[1] is views[-2]
     assert [view.tobytes() for view in views if view] == [b"a" * 100, b"b" * 100, b"c" * 100]
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="no block 3 among 3"):
         _ = views[3]
+    with pytest.raises(ostraca.UsageError, match="a slice is no index of a block"):
+        _ = views[0:2]  # type: ignore[index]
     views.release()
     with pytest.raises(ostraca.UsageError, match="released"):
         _ = views[0]
@@ -431,6 +435,31 @@ def test_leased_slots_are_put_without_a_copy(volume: ostraca.Volume) -> None:
     target = [bytearray(10), bytearray(20), bytearray(30)]
     assert volume.get(chain, into=target, deadline_s=FAR_S).hits == 3
     assert target == [bytes([number]) * (number + 1) * 10 for number in range(3)]
+
+
+def test_a_lease_is_put_by_the_client_that_lent_it_and_in_slots_of_the_volumes_size(
+    agent: ScriptedAgent, client: ostraca.Client, volume: ostraca.Volume
+) -> None:
+    chain = volume.chain(hashes(1))
+    with ostraca.connect(agent.address, settings=SETTINGS) as other:
+        theirs = other.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES)
+        with theirs.slots(1, lengths=8) as lease:
+            with pytest.raises(ostraca.UsageError, match="belong to another client"):
+                volume.put_slots(chain, lease, deadline_s=FAR_S)
+            lease[0][:] = b"as ever."
+            assert theirs.put_slots(chain, lease, deadline_s=FAR_S).accepted == 1
+    small = client.volume("small", LAYOUT, block_bytes=4096, create=True)
+    with (
+        volume.slots(1, lengths=8) as lease,
+        pytest.raises(ostraca.UsageError, match=f"have {BLOCK_BYTES} bytes and this volume's 4096"),
+    ):
+        small.put_slots(chain, lease, deadline_s=FAR_S)
+    for wrong in (None, [b"8 bytes."]):
+        with pytest.raises(ostraca.UsageError, match=r"pass the slots that volume\.slots\(\) returned"):
+            volume.put_slots(chain, wrong, deadline_s=FAR_S)  # type: ignore[arg-type]
+    target = bytearray(8)
+    assert volume.get(chain, into=[target], deadline_s=FAR_S).hits == 1
+    assert target == b"as ever."
 
 
 def test_leases_and_views_beyond_the_arena_are_refused(volume: ostraca.Volume) -> None:
@@ -524,6 +553,7 @@ def test_after_a_fork_the_child_is_told_what_to_do_and_the_parent_goes_on(agent:
         volume.put(volume.chain([b"1" * 32, b"2" * 32]), source=[b"two", b"blocks"], deadline_s=10.0)
         chain = volume.chain([bytes(32)])
         lease = volume.slots(1, lengths=8)
+        descriptor = client.fileno()
         child = os.fork()
         if not child:
             said = []
@@ -534,14 +564,16 @@ def test_after_a_fork_the_child_is_told_what_to_do_and_the_parent_goes_on(agent:
                 lambda: volume.slots(1, lengths=8),
                 lambda: client.volume("kv", layout, block_bytes=4096),
                 lambda: client.status(),
+                lambda: lease[0],
             ):
                 try:
                     call()
                 except ostraca.ClosedError as error:
-                    said.append("connect in the child" in str(error))
+                    said.append("fork" in str(error))
+            said.append(not client.is_connected and client.fileno() == -1 != descriptor)
             lease.release()
             client.close()
-            os._exit(0 if said == [True] * 6 else 1)
+            os._exit(0 if said == [True] * 8 else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         lease.release()
         volume.put(chain, source=[b"8 bytes."], deadline_s=10.0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.model.limits import flag, whole
+from ostraca_fabric.model.limits import described, flag, whole
 from ostraca_fabric.model.volume import HASH_BYTES_MAX, HASH_BYTES_MIN
 
 STRIPE_UNIT_BLOCKS = 32
@@ -131,7 +131,9 @@ class Chain:
             # memoryview refuses integers: bytes(32) would silently turn an integer hash into 32 zeros.
             listed = [bytes(memoryview(engine_hash)) for engine_hash in engine_hashes]
         except (TypeError, BufferError, ValueError) as error:
-            raise UsageError(f"engine hashes are bytes: {error}") from error
+            raise UsageError(
+                f"engine hashes are bytes: pass a list of bytes, not {described(engine_hashes)}"
+            ) from error
         for position, engine_hash in enumerate(listed):
             if len(engine_hash) != hash_bytes:
                 raise UsageError(

@@ -38,7 +38,7 @@ def whole(name: str, value: object, *, least: int, most: int) -> int:
 
 
 def _index(name: str, value: object) -> int:
-    advice = f"{name} is {described(value)}: pass a whole number, such as int(...)"
+    advice = f"{name} is {described(value)}: pass a whole number"
     if isinstance(value, bool) or "bool" in str(getattr(value, "dtype", "")):
         raise UsageError(advice)
     try:

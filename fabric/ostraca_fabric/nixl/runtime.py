@@ -89,6 +89,9 @@ child forked meanwhile by another thread would inherit the locks and hang in its
 
 os.register_at_fork(before=_making.acquire, after_in_parent=_making.release, after_in_child=_making.release)
 
+_users: set[int] = set()
+"""Ids of processes with agents: this one, and those from which it was forked."""
+
 
 class TransferState(Enum):
     """Known state of a transfer."""
@@ -225,6 +228,8 @@ class NixlAgent:
     """
 
     def __init__(self, name: str) -> None:
+        if _users - {os.getpid()}:  # others can't reach UCX in the child
+            raise TransportError("the process was forked after the use of NIXL: start workers with spawn")
         if package() is not None:
             check_room()
         set_environment()
@@ -248,6 +253,7 @@ class NixlAgent:
                 ),
             )
             with _making:
+                _users.add(os.getpid())
                 self._api: Any = api.nixl_agent(
                     name, api.nixl_agent_config(enable_prog_thread=False, backends=["UCX"])
                 )

@@ -15,6 +15,8 @@ request. So slots come back even if an exception ends a call just before the ret
 from __future__ import annotations
 
 import contextlib
+import operator
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -26,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca.results import GetResult
-from ostraca_fabric.errors import UsageError
+from ostraca_fabric.errors import ClosedError, UsageError
 
 
 class SlotHold:
@@ -111,6 +113,7 @@ class SlotLoan:
         self._is_written = is_written
         self._hold: SlotHold | None = hold
         self._is_revoked = False
+        self._pid = os.getpid()
         self._views: dict[int, memoryview] = {}
         # A view's ``obj`` lives as long as any object over the slot: numpy and torch don't register their use
         # with the view, but keep the object behind it.
@@ -123,9 +126,9 @@ class SlotLoan:
     def view(self, position: int) -> memoryview | None:
         """Return the view of a slot, the same on each call; None if not lent.
 
-        Raises IndexError, and UsageError after ``revoke``.
+        Raises IndexError, UsageError after ``revoke``, and ClosedError in a forked child.
         """
-        position = range(len(self))[position]
+        position = self._position(position)
         self._check_lent()
         if not self._is_lent[position]:
             return None
@@ -143,9 +146,22 @@ class SlotLoan:
         self._check_lent()  # ``revoke`` may have passed by before this view was listed
         return found
 
+    def _position(self, block: int) -> int:
+        count = len(self)
+        try:
+            return range(count)[operator.index(block)]
+        except TypeError as error:
+            raise UsageError(
+                f"a {type(block).__name__} is no index of a block: pass a whole number, or slice the chain"
+            ) from error
+        except IndexError as error:
+            raise IndexError(f"there is no block {block} among {count}") from error
+
     def _check_lent(self) -> None:
         if self._is_revoked:
             raise UsageError("the memory was released: get or lease the blocks again")
+        if os.getpid() != self._pid:
+            raise ClosedError("the memory was lent before a fork, and the child lacks it: use the parent")
 
     def revoke(self) -> SlotHold:
         """Make the views unusable, make no more, and return the slots' hold.
@@ -218,7 +234,8 @@ class _LoanHolder:
 class BlockViews(_LoanHolder):
     """Result of ``get_views``: ``result``, and a read-only view of each HIT.
 
-    Other blocks are None. The bytes stay unchanged until ``release`` or the end of the ``with`` block.
+    Other blocks are None. The bytes stay unchanged until ``release`` or the end of the ``with`` block. A
+    forked child lacks the memory: views made before the fork crash the child.
     """
 
     def __init__(self, result: GetResult, loan: SlotLoan) -> None:
@@ -241,8 +258,15 @@ class BlockViews(_LoanHolder):
 class SlotLease(_LoanHolder):
     """Slots to fill: a writable memoryview each.
 
-    Store them with ``Volume.put_slots``, which ends the lease, or release them.
+    Store them with ``Volume.put_slots``, which ends the lease, or release them. A forked child lacks the
+    memory: views made before the fork crash the child.
     """
+
+    def __init__(self, loan: SlotLoan, owner: object, slot_bytes: int) -> None:
+        """Hand out the slots of *loan*, of *slot_bytes* each, in the arena of *owner*."""
+        super().__init__(loan)
+        self._owner = owner
+        self._slot_bytes = slot_bytes
 
     def __getitem__(self, slot: int) -> memoryview:
         """Return a slot's memory."""
@@ -254,13 +278,25 @@ class SlotLease(_LoanHolder):
         """Iterate over the slots."""
         return map(self.__getitem__, range(len(self)))
 
-    def end_for_put(self) -> tuple[SlotHold, NDArray[np.int64], NDArray[np.uint32]]:
+    def end_for_put(
+        self, owner: object, slot_bytes: int
+    ) -> tuple[SlotHold, NDArray[np.int64], NDArray[np.uint32]]:
         """End the lease for a put; return the hold, the offsets and the lengths.
 
-        Raises UsageError if the lease is over, or if arrays made from its slots are alive.
+        Raises UsageError if the lease is over, belongs to another *owner*, or has slots of another size.
+        Raises UsageError as well if arrays made from the slots are alive.
         """
         if self._is_released:
             raise UsageError("these slots were put or released already: take new ones with volume.slots()")
+        if self._owner is not owner:
+            raise UsageError(
+                "these slots belong to another client: put them with the client that leased them"
+            )
+        if self._slot_bytes != slot_bytes:
+            raise UsageError(
+                f"these slots have {self._slot_bytes} bytes and this volume's {slot_bytes}: "
+                "take new ones with volume.slots()"
+            )
         hold = self._loan.revoke()
         self._is_released = True
         self._loan.drop()

@@ -179,7 +179,7 @@ class Runtime:
         if not self.is_ours:
             raise ClosedError(
                 "the client was created before a fork, and a child process has neither its threads nor its "
-                "memory: connect in the child, or start workers with spawn"
+                "memory: start workers with spawn, or connect in the child, without NIXL"
             )
 
     def check_open(self) -> None:

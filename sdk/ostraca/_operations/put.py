@@ -177,19 +177,23 @@ class PutFromJob(PutJob):
 
 
 class PutSlotsJob(PutJob):
-    """Put of blocks already in leased slots. The lease is over, whatever the outcome of the job.
+    """Put of blocks already in slots that this client leased. The lease is over, whatever the outcome.
 
     An accepted job owns the slots, and gives unsent slots back.
     """
 
     def __init__(self, runtime: Runtime, spec: PutSpec, lease: SlotLease) -> None:
         super().__init__(runtime, spec)
+        if not isinstance(lease, SlotLease):
+            raise UsageError(
+                f"a {type(lease).__name__} was passed as lease: pass the slots that volume.slots() returned"
+            )
         if len(lease) != spec.blocks:
             raise UsageError(
                 f"the lease has {len(lease)} slots and the chain {spec.blocks} blocks: lease as many"
             )
         runtime.check_open()
-        self._hold, self._slots, self.lengths = lease.end_for_put()
+        self._hold, self._slots, self.lengths = lease.end_for_put(runtime.arena, self._slot_bytes)
         self._taken = 0
 
     def accept(self) -> None:

@@ -384,7 +384,10 @@ def _ask(runner: JobRunner, timeout_s: float, act: Callable[[AgentSession, float
     runtime = runner.runtime
     runtime.check_open()
     longest_s = runtime.settings.deadline_s_max
-    until_s = time.monotonic() + checked_seconds("timeout_s", timeout_s, longest_s=longest_s)
+    within_s = checked_seconds("timeout_s", timeout_s, longest_s=longest_s)
+    if within_s <= 0:
+        raise ConnectError(f"no time was left to ask the agent: timeout_s is {within_s:g}")
+    until_s = time.monotonic() + within_s
 
     def borrow() -> _Result:
         with runtime.connections.borrow_session(until_s) as session:

@@ -69,11 +69,14 @@ class VolumeSpec:
         if not listed.ndim:
             listed = np.full(count, listed)
         if listed.shape != (count,):
+            found = len(listed) if listed.ndim == 1 else f"an array of shape {listed.shape} as"
             raise UsageError(
-                f"{len(listed)} lengths for {count} blocks: pass a length for each block, or a single number"
+                f"{found} lengths for {count} blocks: pass a length for each block, or a single number"
             )
+        if count and listed.dtype.kind not in "iu":
+            raise UsageError(f"lengths are {described(lengths)}: pass whole numbers")
         largest = self.record.block_bytes
-        if count and not (listed.dtype.kind in "iu" and 1 <= listed.min() <= listed.max() <= largest):
+        if count and not 1 <= listed.min() <= listed.max() <= largest:
             raise UsageError(f"blocks of this volume have 1 to {largest} bytes: pass numbers in that range")
         return listed.astype(np.uint32)
 
@@ -191,7 +194,7 @@ class GetSpec(ChainSpec):
     operation = "get"
 
     recompute_s: float | None = None
-    """Time for recomputing all blocks, None if unknown."""
+    """Time for recomputing all blocks; None or 0 if unknown."""
 
     def __post_init__(self) -> None:
         """Check all arguments."""
@@ -299,9 +302,7 @@ def checked_seconds(name: str, value: object, *, longest_s: float) -> float:
     """
     seconds = value if type(value) is float else number(name, value)
     if not math.isfinite(seconds):
-        raise UsageError(
-            f"{name} is {seconds}: every operation ends by its deadline, so pass a finite number of seconds"
-        )
+        raise UsageError(f"{name} is {seconds}: pass a finite number of seconds")
     if seconds > longest_s:
         raise UsageError(
             f"{name} is {seconds:g} s and the longest allowed is {longest_s:g} s (deadline_s_max in the "

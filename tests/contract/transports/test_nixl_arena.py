@@ -124,6 +124,19 @@ def test_a_process_forks_when_no_agent_is_half_made(monkeypatch: pytest.MonkeyPa
     thread.join()
 
 
+def test_a_process_forked_after_the_use_of_nixl_is_refused_at_once() -> None:
+    """UCX is set up in the child, but other processes don't reach it: each attempt took 2 s."""
+    NixlAgent("parent")
+    child = os.fork()
+    if not child:
+        try:
+            NixlAgent("child")
+        except TransportError as error:
+            os._exit(0 if "start workers with spawn" in str(error) else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 # --- where there is too little room ------------------------------------------------------------------------
 
 NO_DESCRIPTORS = """

@@ -26,3 +26,5 @@ def test_only_blocks_that_moved_count_with_their_bytes(client: ostraca.Client, s
     moved_bytes, metrics = sum(LENGTHS[position] for position in stored), client.metrics()
     assert [metrics.operation(name).bytes for name in ("put", "get")] == [moved_bytes] * 2
     assert metrics.hit_tokens == len(stored) * LAYOUT.page_tokens
+    with pytest.raises(ostraca.UsageError, match="no operation: pass one of lookup, get"):
+        metrics.operation("gets")
