@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.get import GetRun
-from ostraca_dpu_agent.datapath.names import BlockNames
+from ostraca_dpu_agent.datapath.names import BlockNames, full_name
 from ostraca_dpu_agent.datapath.prefetch import PrefetchRun, prefetch_at_peer
 from ostraca_dpu_agent.datapath.put import PutRun
 from ostraca_dpu_agent.datapath.queries import explain, get_in_memory, look_up
@@ -32,7 +32,7 @@ from ostraca_fabric.policies.rate_limit import RateLimit
 from ostraca_fabric.ports.membership import Membership
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.telemetry.explain import BlockPlacements
-from ostraca_fabric.telemetry.requests import OTHER_STATES, STATES, HitWatches, tally_text, unhit_sentence
+from ostraca_fabric.telemetry.requests import OTHER_STATES, STATES, HitWatches, tally_text
 from ostraca_fabric.telemetry.status import Unhit, UnhitVolume
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
@@ -114,16 +114,14 @@ class DataPath:
         if request.in_memory and self.switch(volume) is not Switch.ON:
             raise RefusedError("not_in_memory", "blocks of this volume are not served now: use an arena")
         self.names.record(volume, request.spans)
-        stopped = worker.stopped(request.request)
-        if request.in_memory:
-            run = partial(get_in_memory, self.context, worker, volume, request)
-            return await self._serve(worker, volume, request, stopped, run)
         return await self._serve(
             worker,
             volume,
             request,
-            stopped,
-            lambda deadline: GetRun(self.context, worker, volume, request, deadline).run(),
+            worker.stopped(request.request),
+            partial(get_in_memory, self.context, worker, volume, request)
+            if request.in_memory
+            else lambda deadline: GetRun(self.context, worker, volume, request, deadline).run(),
             shadow=lambda: self._shadows.get(worker, volume, request),
         )
 
@@ -215,7 +213,7 @@ class DataPath:
     def unhit(self) -> Unhit:
         """Return the volumes whose blocks were never found."""
         found = [
-            UnhitVolume(str(volume), watch.put_blocks, watch.asked_blocks)
+            UnhitVolume(volume, watch.put_blocks, watch.asked_blocks)
             for volume, watch in self._hit_watches.unhit()
         ]
         return Unhit(len(found), tuple(found[:_UNHIT_NAMED]))
@@ -298,11 +296,9 @@ class DataPath:
 
         A volume whose blocks are never found is logged once.
         """
-        name = f"{volume.record.tenant}/{volume.record.name}"
-        watch = self._hit_watches.count(name, operation, answer.states, answer.reasons)
-        if watch.take_notice():
-            sentence = unhit_sentence(name, put_blocks=watch.put_blocks, asked_blocks=watch.asked_blocks)
-            log.warning("No hits in %s", sentence)
+        name = full_name(volume.record)
+        if notice := self._hit_watches.count(name, operation, answer.states, answer.reasons):
+            log.warning("No hits in %s", notice)
 
     def _decline(
         self,

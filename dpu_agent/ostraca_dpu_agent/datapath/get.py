@@ -26,8 +26,8 @@ from ostraca_dpu_agent.datapath.delivery import Delivery, GetAnswer
 from ostraca_dpu_agent.datapath.drive_io import PartRead, ReadPlan, interleave_drives
 from ostraca_dpu_agent.datapath.location.extents import OfferedBlocks
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, BlockLocations, Pins
+from ostraca_dpu_agent.datapath.requests.blocks import TransferRun
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
-from ostraca_dpu_agent.datapath.requests.transfer import TransferRun
 from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
 from ostraca_dpu_agent.datapath.staging.leases import STATES_WITHOUT_LEASE, Purpose, StagingLease
 from ostraca_dpu_agent.datapath.staging.memory_waves import MemoryWave
@@ -36,7 +36,6 @@ from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.ports.transport import WaveStream
 from ostraca_fabric.runtime.tasks import until_done
-from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import ExtentsRead, Get, GetDone, GetProgress
 
@@ -68,7 +67,7 @@ class GetRun(TransferRun[Get]):
         """Parse the request. Raises as ``TransferRun``, and RefusedError for a worker without an arena."""
         self._arena = worker.arena
         super().__init__(context, worker, volume, request, deadline, late=BlockState.LATE)
-        self._in_regions = self._is_in_regions()
+        self._check_regions()
         self._is_gone = np.zeros(len(self._blocks), np.bool_)
         """Blocks that left staging or the cache before their wave's turn."""
         self._streams: dict[WaveStream, Delivery] = {}
@@ -136,7 +135,7 @@ class GetRun(TransferRun[Get]):
         A worker that reads memory is told their places instead.
         """
         context = self._context
-        found, is_here = context.find_in_memory(self._blocks)
+        found, is_here = context.find_in_memory(self._blocks.keys, self._blocks.lengths)
         if not found:
             return found, is_here
         if self._worker.reads_memory and self._may_leave_reads():
@@ -176,8 +175,7 @@ class GetRun(TransferRun[Get]):
         lanes = context.parts_at_once(context.settings.waves_ahead, context.settings.get_part_bytes)
         moving = [self._lane(waiting, self._memory_part) for _ in range(min(lanes, len(found)))]
         await context.tasks.run_all([*moving, self._load_from_flash(~is_here)])
-        if np.count_nonzero(self._is_gone):
-            await self._load_from_flash(self._is_gone)
+        await self._load_from_flash(self._is_gone)
 
     def _stop_streams(self) -> NDArray[np.intp]:
         """Begin no further wave; return the blocks of unsettled waves. Delivered blocks count."""
@@ -341,8 +339,8 @@ class GetRun(TransferRun[Get]):
         if read.is_good:
             return
         reasons = read.reasons()
-        for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
-            self._context.report_damage(self._locations, self._blocks, int(positions[row]))
+        damaged = positions[reasons == Reason.DAMAGED]
+        self._context.report_damage(self._locations, self._blocks.keys, self._blocks.seeds, damaged)
         if not self._deadline.is_over():
             lost = reasons != Reason.NONE
             self._answer.decide(positions[lost], BlockState.MISS, reasons[lost])
@@ -370,16 +368,8 @@ class GetRun(TransferRun[Get]):
 
     def _stream(self, part: Delivery, lease: StagingLease, states: NDArray[np.uint8] | None) -> WaveStream:
         """Begin to move the slots of a lease to the worker; with *states*, as blocks become GOOD."""
-        blocks = Wave(
-            staging=lease.offsets,
-            arena=self._slots[part.positions],
-            lengths=self._blocks.lengths[part.positions],
-            staging_slot_bytes=lease.slot_bytes,
-            arena_slot_bytes=self._request.slot_bytes,
-            in_regions=self._in_regions,
-        )
         stream = self._arena.stream(
-            blocks,
+            self._wave(part.positions, lease),
             states,
             per_wave=self._context.blocks_per_wave(lease.slot_bytes),
             clock=self._context.clock,

@@ -23,8 +23,6 @@ from ostraca_fabric.model.extent import rounded_up
 from ostraca_fabric.model.ids import AgentId, DriveId
 from ostraca_fabric.model.outcome import BlockState, Reason
 from ostraca_fabric.ports.owners import Owners
-from ostraca_fabric.runtime.tasks import wait_for_all
-from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import Failure, Prefetch, PrefetchDone, PrefetchFor
@@ -58,8 +56,10 @@ class PrefetchRun:
         self._context = context
         self._volume = volume
         self._request = request
-        self._keys = derive_keys(volume.secret, request.spans)
-        self._outcomes = Outcomes.filled(len(self._keys), BlockState.LATE, Reason.DEADLINE)
+        self._blocks = RequestBlocks(volume, request.spans, np.zeros(0, np.uint32))
+        """Lengths are known once the blocks are located."""
+
+        self._outcomes = Outcomes.filled(len(self._blocks), BlockState.LATE, Reason.DEADLINE)
         self._loaded_bytes = 0
         self._holder = holder
         self._deadline = deadline
@@ -68,62 +68,58 @@ class PrefetchRun:
         """Load blocks until the deadline."""
         context = self._context
         if context.staging.cache.limit_bytes == 0:
-            self._outcomes.set(np.arange(len(self._keys)), BlockState.DECLINED, Reason.NO_SPACE)
+            self._outcomes.set(slice(None), BlockState.DECLINED, Reason.NO_SPACE)
         elif self._deadline.left_s > 0:
             await self._deadline.wait(context.tasks.spawn(self._load()))
             # Later waves or other requests may have evicted the first blocks.
             evicted = np.flatnonzero(
-                (self._outcomes.states == BlockState.HIT) & ~context.staging.cache.contains(self._keys)
+                (self._outcomes.states == BlockState.HIT) & ~context.staging.cache.contains(self._blocks.keys)
             )
             self._outcomes.set(evicted, BlockState.DECLINED, Reason.NO_SPACE)
-        context.record("prefetch", self._keys, self._outcomes, self._loaded_bytes)
+        context.record("prefetch", self._blocks.keys, self._outcomes, self._loaded_bytes)
         return PrefetchDone(self._request.request, *self._outcomes.encode())
 
     async def _load(self) -> None:
         context = self._context
-        is_cached = context.staging.cache.contains(self._keys)
+        is_cached = context.staging.cache.contains(self._blocks.keys)
         self._outcomes.set(is_cached, BlockState.HIT, Reason.NONE)
         left_s = self._deadline.left_s
         locations = await context.locator.locate(
             context.routes(),
             self._volume,
             self._request.spans,
-            self._keys,
+            self._blocks.keys,
             wanted=~is_cached,
             within_s=left_s,
             pin_s=left_s,
         )
         missing = ~is_cached & ~locations.is_found
         self._outcomes.set(missing, BlockState.MISS, locations.reasons[missing])
-        lengths = locations.lengths
-        blocks = RequestBlocks(self._volume, self._request.spans, lengths)
+        self._blocks.lengths = locations.lengths
+        slot_bytes = rounded_up(self._blocks.longest_bytes)
         try:
-            slot_bytes = rounded_up(int(lengths.max(initial=1)))
             plan = ReadPlan.of(
                 locations,
-                blocks.seeds,
+                self._blocks.seeds,
                 np.flatnonzero(locations.is_found),
                 per_part=context.blocks_per_part(slot_bytes),
             )
-            lanes = (self._lane(blocks, plan, *queue, slot_bytes) for queue in plan.queues)
-            await wait_for_all([context.tasks.spawn(lane) for lane in lanes])
+            await context.tasks.run_all([self._lane(plan, *queue, slot_bytes) for queue in plan.queues])
         finally:
             context.locator.release(locations.pins)
 
     async def _lane(
         self,
-        blocks: RequestBlocks,
         plan: ReadPlan,
         drive: DriveId,
         parts: deque[slice],
         slot_bytes: int,
     ) -> None:
         for part in parts:
-            await self._part(blocks, plan, drive, part, slot_bytes)
+            await self._part(plan, drive, part, slot_bytes)
 
     async def _part(
         self,
-        blocks: RequestBlocks,
         plan: ReadPlan,
         drive_id: DriveId,
         part: slice,
@@ -147,14 +143,14 @@ class PrefetchRun:
             read = context.begin_read(plan, drive_id, part, lease)
             await read.wait()
             reasons = read.reasons()
-            for row in np.flatnonzero(reasons == Reason.DAMAGED).tolist():
-                context.report_damage(plan.locations, blocks, int(positions[row]))
+            damaged = positions[reasons == Reason.DAMAGED]
+            context.report_damage(plan.locations, self._blocks.keys, self._blocks.seeds, damaged)
         finally:
-            keep = blocks.cache_offer(positions, plan.tags[part], reasons == Reason.NONE, uses=0)
+            keep = self._blocks.cache_offer(positions, plan.tags[part], reasons == Reason.NONE, uses=0)
             context.release(lease, read, keep=keep)
         if not self._deadline.is_over():
             is_good = reasons == Reason.NONE
-            self._loaded_bytes += int(blocks.lengths[positions[is_good]].sum())
+            self._loaded_bytes += int(self._blocks.lengths[positions[is_good]].sum())
             self._outcomes.set(positions[is_good], BlockState.HIT, Reason.NONE)
             self._outcomes.set(positions[~is_good], BlockState.MISS, reasons[~is_good])
 

@@ -28,12 +28,11 @@ from numpy.typing import NDArray
 
 from ostraca_dpu_agent.datapath.drive_io import DriveIO, interleave_drives
 from ostraca_dpu_agent.datapath.location.routing import NO_POSITIONS, GroupedBlocks, Routes
+from ostraca_dpu_agent.datapath.requests.blocks import TransferRun
 from ostraca_dpu_agent.datapath.requests.context import Deadline, RequestContext
-from ostraca_dpu_agent.datapath.requests.transfer import TransferRun
 from ostraca_dpu_agent.datapath.requests.worker import WorkerConnection
 from ostraca_dpu_agent.datapath.space import Space
 from ostraca_dpu_agent.datapath.staging.arrivals import Arrivals
-from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
 from ostraca_dpu_agent.datapath.staging.leases import Purpose, StagingLease
 from ostraca_dpu_agent.datapath.staging.staged import StagedGroup
 from ostraca_dpu_agent.volumes import ServedVolume
@@ -44,7 +43,7 @@ from ostraca_fabric.model.outcome import Ack, PutState, Reason
 from ostraca_fabric.ports.transport import BlockStream
 from ostraca_fabric.runtime.tasks import until_done, wait_for_all
 from ostraca_fabric.tables.digests import GOOD, TagCheck
-from ostraca_fabric.tables.slots import Wave, cut_into_waves
+from ostraca_fabric.tables.slots import cut_into_waves
 from ostraca_fabric.wire import codec
 from ostraca_fabric.wire.messages import Put, PutDone
 
@@ -134,7 +133,8 @@ class PutRun(TransferRun[Put]):
         self._tags = codec.rows16(request.tags, len(self._blocks))
         self._memory = worker.memory if request.addresses else None
         self._arena = worker.arena if self._memory is None else None
-        self._in_regions = self._memory is None and self._is_in_regions()
+        if self._memory is None:
+            self._check_regions()
         self._is_short = volume.are_too_short(self._blocks.spans)
         self._space = Space(
             context,
@@ -354,10 +354,9 @@ class PutRun(TransferRun[Put]):
     ) -> None:
         """Process a group with space, whose fetch has begun. *is_last*: no other waits for the lane."""
         context, lease, check, positions = self._context, fetch.lease, fetch.check, group.positions
-        keys = self._blocks.keys[positions]
         staged = StagedGroup(
             lease,
-            keys,
+            self._blocks.keys[positions],
             check.lengths,
             check.tags,
             lambda rows: self._space.are_standing(positions[rows], context.routes().map),
@@ -387,7 +386,7 @@ class PutRun(TransferRun[Put]):
             raise
         finally:
             context.staged.remove(staged)
-            keep = CacheOffer(keys, check.tags, check.lengths, kept, tenant=self._blocks.tenant)
+            keep = self._blocks.cache_offer(positions, check.tags, kept)
             context.release(lease, group.write, keep=keep)
 
     def _fetch(self, group: MovedGroup, lease: StagingLease) -> None:
@@ -410,16 +409,9 @@ class PutRun(TransferRun[Put]):
         self, group: MovedGroup, lease: StagingLease, check: TagCheck
     ) -> tuple[BlockStream, asyncio.Future[None]]:
         arrivals = Arrivals(check, self._context.checkers)
-        blocks = Wave(
-            staging=lease.offsets,
-            arena=self._slots[group.positions],
-            lengths=check.lengths,
-            staging_slot_bytes=lease.slot_bytes,
-            arena_slot_bytes=self._request.slot_bytes,
-            in_regions=self._in_regions,
-        )
         per_wave = self._context.blocks_per_wave(self._slot_bytes)
         assert self._arena is not None, "other workers' memory is read"
+        blocks = self._wave(group.positions, lease)
         stream = self._arena.fetch(blocks, per_wave=per_wave, arrived=arrivals.arrive)
         stream.ended.add_done_callback(lambda _: arrivals.end())
         return stream, arrivals.checked

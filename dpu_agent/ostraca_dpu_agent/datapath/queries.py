@@ -71,7 +71,7 @@ async def get_in_memory(
     Raises RefusedError unless all blocks are there, and MalformedError for mismatched columns.
     """
     blocks = RequestBlocks.of(volume, request.spans, request.lengths)
-    waves, is_here = context.find_in_memory(blocks)
+    waves, is_here = context.find_in_memory(blocks.keys, blocks.lengths)
     is_whole = np.count_nonzero(is_here) == len(blocks)  # faster than ``all``
     if request.is_again or not (worker.reads_memory and is_whole):
         raise RefusedError("not_in_memory", "some blocks are not in this agent's memory: use an arena")

@@ -165,7 +165,9 @@ class WorkerSession:
         """Whether the worker has offered regions to the arena's transport."""
 
         self._direct_drives: Mapping[DriveId, int] = {}
-        self._reads_memory = False
+        self.reads_memory = False
+        """Whether the worker copies blocks out of the agent's memory itself."""
+
         self._reads: dict[int, tuple[ReadsEnded, asyncio.TimerHandle]] = {}
         """Blocks under direct reads, by request."""
 
@@ -189,18 +191,13 @@ class WorkerSession:
             for number, each in enumerate(announced.drives)
             if each.drive and each.fabric == fabric
         }
-        self._reads_memory = announced.reads_memory and self._connection.welcome.memory is not None
+        self.reads_memory = announced.reads_memory and self._connection.welcome.memory is not None
 
     @property
     def direct_drives(self) -> Mapping[DriveId, int]:
         """Numbers of the drives that the worker reads itself; none at its limit of requests."""
         is_full = len(self._reads) >= self._connection.welcome.limits.inflight_max
         return {} if is_full else self._direct_drives
-
-    @property
-    def reads_memory(self) -> bool:
-        """Whether the worker copies blocks out of the agent's memory itself."""
-        return self._reads_memory
 
     def offer_regions(self, metadata: bytes) -> None:
         """Let blocks of later requests lie in regions of the worker."""

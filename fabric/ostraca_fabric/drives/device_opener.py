@@ -7,10 +7,9 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
+from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive, LoopIoEngine
 from ostraca_fabric.drives.flash_files import FlashFileError, open_flash
 from ostraca_fabric.drives.io_engine import FlashIoSettings
-from ostraca_fabric.drives.loop_engine import LoopIoEngine
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.ids import DriveId

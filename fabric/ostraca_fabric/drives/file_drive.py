@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca_fabric.drives.flash_files import FlashFileError, displacement, goes_direct, open_flash
-from ostraca_fabric.drives.io_engine import DriveEngine, IoEnd, IoOperation
-from ostraca_fabric.drives.loop_engine import LoopIoEngine
+from ostraca_fabric.drives.io_engine import DriveEngine, FlashIoSettings, IoEnd, IoEngine, IoOperation
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.model.ids import DriveId
@@ -30,6 +29,34 @@ from ostraca_fabric.runtime.os_errors import state_and_remedy
 from ostraca_fabric.runtime.threads import run_in_background
 from ostraca_fabric.tables.digests import GOOD, TagCheck
 from ostraca_fabric.telemetry.requests import current_label, labelled
+
+
+class LoopIoEngine(IoEngine):
+    """Engine for one event loop at a time. Submit on the loop."""
+
+    def __init__(self, settings: FlashIoSettings | None = None) -> None:
+        """Start the engine's threads. Raises DriveError if the process can start no thread."""
+        super().__init__(settings)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def close(self) -> None:
+        """Wait for all I/O and stop the threads. Call on the event loop, or after its end."""
+        self._release_loop()
+        super().close()
+
+    def _prepare_taking(self) -> None:
+        """Have the running loop take ends, in place of an earlier loop."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        self._release_loop()
+        self._loop = loop
+        loop.add_reader(self.descriptor, self.take)
+
+    def _release_loop(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(self.descriptor)
+
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ take turns. The bytes under way are limited per drive and in total. Batches up t
 batches of the same drive. Threads of the engine check tags right behind each read.
 
 All ended batches make one eventfd readable. So does progress of long batches, if the submitter wants to know.
-An event loop (``loop_engine``) or a thread waits for the eventfd, and then calls ``take``.
+An event loop (``LoopIoEngine``) or a thread waits for the eventfd, and then calls ``take``.
 """
 
 from __future__ import annotations

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NewType
 
 import numpy as np
@@ -59,15 +58,6 @@ def whole_pages(lengths: NDArray[np.uint32]) -> NDArray[np.uint32]:
     """Return the bytes on flash of blocks of these *lengths*, each far below 4 GiB."""
     pages: NDArray[np.uint32] = (lengths + _PAGE_END) & ~_PAGE_END
     return pages
-
-
-def cut_by_bytes(lengths: NDArray[np.uint32], piece_bytes: int) -> list[slice]:
-    """Cut blocks into pieces, in order, each shorter than *piece_bytes* without its last block."""
-    if len(lengths) < 2:  # noqa: PLR2004 (nothing to cut)
-        return [slice(0, 1)][: len(lengths)]
-    numbers = (np.cumsum(lengths, dtype=np.int64) - lengths) // piece_bytes
-    cuts = [0, *(1 + np.flatnonzero(np.diff(numbers))).tolist(), len(lengths)]
-    return [slice(first, last) for first, last in pairwise(cuts)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

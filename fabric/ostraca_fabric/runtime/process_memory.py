@@ -63,9 +63,8 @@ class ProcessBlocks:
         return replace(self, addresses=self.addresses[rows])
 
 
-def copy_verified(  # noqa: PLR0913 (a column each)
+def copy_verified(
     source: ProcessBlocks,
-    rows: slice,
     memory: NDArray[np.uint8],
     offsets: NDArray[np.int64],
     lengths: NDArray[np.uint32],
@@ -75,29 +74,28 @@ def copy_verified(  # noqa: PLR0913 (a column each)
     *,
     calls: CDLL = library,
 ) -> None:
-    """Copy some blocks of *source* into *memory*, and check each by its tag right after.
+    """Copy the blocks of *source* into *memory*, and check each by its tag right after.
 
     All columns have a row per block of *source*; contiguous, *tags* of shape (n, 16). States become those of
     ``tables.digests.CheckState``. *calls* is the library to call. Raises OSError for a failed copy: the
     states of later blocks stay as they are.
     """
-    addresses, places, sizes = source.addresses[rows], offsets[rows], lengths[rows]
     verified = calls.ostraca_verify(
         at(memory),
         memory.nbytes,
-        at(places),
-        at(sizes),
-        at(seeds[rows]),
-        at(tags[rows]),
-        at(states[rows]),
-        len(addresses),
+        at(offsets),
+        at(lengths),
+        at(seeds),
+        at(tags),
+        at(states),
+        len(lengths),
         0,
         source.process,
-        at(addresses),
+        at(source.addresses),
     )
     if verified < 0:
         raise OSError(-verified, os.strerror(-verified))
-    assert verified == len(addresses), "blocks lie in memory"
+    assert verified == len(lengths), "blocks lie in memory"
 
 
 def read_process(process: int, address: int, size_bytes: int) -> bytes:

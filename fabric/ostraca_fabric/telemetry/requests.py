@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar, Token
 from enum import IntEnum
 
@@ -284,10 +284,10 @@ class HitWatches:
     def __init__(self, most: int) -> None:
         """Watch at most *most* volumes."""
         self._most = most
-        self._watches: OrderedDict[Hashable, HitWatch] = OrderedDict()
+        self._watches: OrderedDict[str, HitWatch] = OrderedDict()
 
-    def count(self, volume: Hashable, operation: str, states: bytes, reasons: bytes) -> HitWatch:
-        """Count as ``HitWatch.count``, and return the volume's watch."""
+    def count(self, volume: str, operation: str, states: bytes, reasons: bytes) -> str | None:
+        """Count as ``HitWatch.count``; return a message to log once, or None."""
         watch = self._watches.get(volume)
         if watch is None:
             watch = self._watches[volume] = HitWatch()
@@ -295,9 +295,11 @@ class HitWatches:
                 self._watches.popitem(last=False)
         self._watches.move_to_end(volume)
         watch.count(operation, states, reasons)
-        return watch
+        if not watch.take_notice():
+            return None
+        return unhit_sentence(volume, put_blocks=watch.put_blocks, asked_blocks=watch.asked_blocks)
 
-    def unhit(self) -> Iterator[tuple[Hashable, HitWatch]]:
+    def unhit(self) -> Iterator[tuple[str, HitWatch]]:
         """Yield the volumes without a hit, the most recently used first."""
         return ((volume, watch) for volume, watch in reversed(self._watches.items()) if watch.is_unhit)
 

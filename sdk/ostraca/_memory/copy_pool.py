@@ -236,7 +236,7 @@ def check_tags(
             states[share] = check_states(are_good(memory, *columns, calls=calls))
             return
         try:
-            copy_verified(source[share], slice(None), memory, *columns, states[share], calls=calls)
+            copy_verified(source[share], memory, *columns, states[share], calls=calls)
         except OSError as error:
             source.errors.append(error.errno or 0)
 

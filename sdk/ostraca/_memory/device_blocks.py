@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ostraca._memory.copy_pool import CopyPool, check_tags, compute_tags, slices_until
-from ostraca._protocol.specs import check_count, check_size
+from ostraca._protocol.specs import check_count, check_sizes
 from ostraca_fabric.errors import TransportError, UsageError
 from ostraca_fabric.runtime.process_memory import ProcessBlocks
 from ostraca_fabric.tables.digests import GOOD, TAG_BYTES, check_states
@@ -379,29 +379,29 @@ COPY_FAILED = (
 
 
 def blocks_on_devices(
-    value: object, devices: Devices, *, argument: str, count: int, block_bytes: int
+    value: object, first: object, devices: Devices, *, argument: str, count: int, block_bytes: int
 ) -> DeviceBlocks | None:
-    """Check memory on devices, and prepare it for copies; None for host memory.
+    """Check memory on devices, whose *first* part is given, for copies; None for host memory.
 
     Raises UsageError.
     """
     try:
-        blocks = _on_devices(value, devices, count)
+        blocks = _on_devices(value, first, devices, count)
     except UsageError as error:
         raise UsageError(f"{argument} {error}") from error
     if blocks is None:
         return None
-    for block, parts in enumerate(blocks):
-        check_size(argument, block, sum(part.payload_bytes for part in parts), block_bytes)
+    lengths = np.array([sum(part.payload_bytes for part in parts) for parts in blocks], np.int64)
+    check_sizes(argument, lengths, block_bytes)
     return DeviceBlocks(devices, blocks)
 
 
-def _on_devices(value: object, devices: Devices, count: int) -> list[list[DevicePart]] | None:
+def _on_devices(value: object, first: object, devices: Devices, count: int) -> list[list[DevicePart]] | None:
     """Return the parts of each block; None if the first part is not on a device."""
+    whole = devices.look(first)
+    if whole is None:
+        return None
     if not isinstance(value, (list, tuple)):
-        whole = devices.look(value)
-        if whole is None:
-            return None
         if len(whole.shape) < 2:  # noqa: PLR2004 (blocks times bytes)
             raise UsageError(
                 "is one flat piece of memory: pass a list of blocks, or a tensor of shape (blocks, bytes per "
@@ -409,11 +409,6 @@ def _on_devices(value: object, devices: Devices, count: int) -> list[list[Device
             )
         check_count(whole.shape[0], count)
         return [[row] for row in devices.rows(whole)]
-    first = value[0] if value else None
-    if isinstance(first, (list, tuple)):
-        first = first[0] if first else None
-    if devices.look(first) is None:
-        return None
     check_count(len(value), count)
     return [[_part(part, devices) for part in _parts(block)] for block in value]
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ostraca._memory.copy_pool import CopyPool, compute_tags
 from ostraca._memory.device_blocks import DeviceBlocks, Devices, blocks_on_devices
-from ostraca._protocol.specs import check_count, check_size
+from ostraca._protocol.specs import check_count, check_sizes
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.native import at
 from ostraca_fabric.runtime.process_memory import ProcessBlocks
@@ -75,7 +75,8 @@ class MemoryLayout(NamedTuple):
     payload_bytes: int
     """Bytes of all items."""
 
-    axes: Axes
+    extent_bytes: int
+    """Bytes from the start of the first item to the end of the last item."""
 
 
 def view_buffer(value: object) -> BufferView | None:
@@ -128,7 +129,7 @@ def layout_of(axes: Axes) -> MemoryLayout:
     parts = np.array([(0, run_bytes, runs, stride_bytes)], PART)
     for size, stride in reversed(merged):
         parts = _repeated(parts, size, stride)
-    return MemoryLayout(parts, axes.item_bytes * prod(axes.shape), axes)
+    return MemoryLayout(parts, axes.item_bytes * prod(axes.shape), axes.extent_bytes)
 
 
 def _repeated(parts: NDArray[np.void], count: int, stride_bytes: int) -> NDArray[np.void]:
@@ -405,9 +406,10 @@ def caller_blocks(
 
     Raises UsageError.
     """
-    if not isinstance(_first_part(value), _HOST_TYPES):
+    first = _first_part(value)
+    if not isinstance(first, _HOST_TYPES):
         on_devices = blocks_on_devices(
-            value, devices, argument=argument, count=count, block_bytes=block_bytes
+            value, first, devices, argument=argument, count=count, block_bytes=block_bytes
         )
         if on_devices is not None:
             return on_devices
@@ -434,7 +436,7 @@ def as_blocks(value: object, *, argument: str, count: int, block_bytes: int, is_
             parts, length, owner = _rows_of(value, count, is_written=is_written)
         except UsageError as error:
             raise UsageError(f"{argument} {error}") from error
-        check_size(argument, 0, length, block_bytes)
+        check_sizes(argument, np.array([length]), block_bytes)
         first_part, sizes = np.arange(count + 1) * (len(parts) // max(1, count)), np.empty(count, np.uint32)
         sizes.fill(length)
         return HostBlocks(parts, first_part, sizes, is_written, (owner,))
@@ -444,9 +446,7 @@ def as_blocks(value: object, *, argument: str, count: int, block_bytes: int, is_
     except UsageError as error:
         raise UsageError(f"{argument}{listing.place_text} {error}") from error
     lengths = _lengths(found)
-    if count:
-        worst = int(lengths.argmax())
-        check_size(argument, worst, int(lengths[worst]), block_bytes)
+    check_sizes(argument, lengths, block_bytes)
     parts, first_part = _table(found)
     return HostBlocks(parts, first_part, lengths.astype(np.uint32), is_written, tuple(found.owners))
 
@@ -591,7 +591,7 @@ class _Listing:
         if self._is_written and not is_writable:
             raise UsageError(READ_ONLY)
         if end is not None:
-            check_inside(address, self._layouts[kind].axes.extent_bytes, end)
+            check_inside(address, self._layouts[kind].extent_bytes, end)
         self._addresses.append(address)
         self._kinds.append(kind)
         self._owners.append(owner)

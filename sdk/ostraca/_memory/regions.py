@@ -40,7 +40,7 @@ from ostraca._memory.host_blocks import (
     view_buffer,
 )
 from ostraca._memory.inline_arena import RequestRows
-from ostraca._protocol.specs import check_count, check_size
+from ostraca._protocol.specs import check_count, check_sizes
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.extent import PAGE_BYTES, whole_pages
 from ostraca_fabric.model.limits import whole
@@ -226,9 +226,7 @@ class RegionRows:
             self._check(count, is_written=is_written)
         except UsageError as error:
             raise UsageError(f"{argument} {error}") from error
-        if count:
-            worst = int(self.lengths.argmax())
-            check_size(argument, worst, int(self.lengths[worst]), block_bytes)
+        check_sizes(argument, self.lengths, block_bytes)
         parts = np.zeros(count, PART)
         parts["address"] = np.uint64(memory.address) + (numbers * memory.row_bytes).astype(np.uint64)
         parts["run_bytes"], parts["runs"] = self.lengths, 1
@@ -418,7 +416,11 @@ def _inspect(given: object) -> tuple[NDArray[np.uint8], bool, int]:
         _, _, _, is_writable, shaped = _contiguous(given)
     except UsageError as error:
         raise UsageError(f"memory {error}") from error
-    flat = _flat_tensor(given, torch) if is_tensor else _flat_array(given)
+    if is_tensor:
+        flat = given.detach().reshape(-1).view(torch.uint8).numpy()  # type: ignore[attr-defined, union-attr]
+    else:
+        array = np.asarray(given if isinstance(given, np.ndarray) else memoryview(given))  # type: ignore[arg-type]
+        flat = array.reshape(-1).view(np.uint8)
     return flat, is_writable, shaped[0][0] if len(shaped[0]) > 1 else 0
 
 
@@ -430,13 +432,3 @@ def _contiguous(given: object) -> BufferView:
     if len(parts) > 1 or parts["runs"][0] > 1:
         raise UsageError("has gaps: register contiguous memory, or pass its parts as into and source")
     return seen
-
-
-def _flat_array(given: object) -> NDArray[np.uint8]:
-    array = given if isinstance(given, np.ndarray) else np.asarray(memoryview(given))  # type: ignore[arg-type]
-    return np.asarray(array).reshape(-1).view(np.uint8)
-
-
-def _flat_tensor(tensor: Any, torch: Any) -> NDArray[np.uint8]:  # noqa: ANN401 (torch is never imported here)
-    flat: NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return flat

@@ -145,6 +145,13 @@ class _JobMailbox:
         self.reader.put_news(Item(partial(self.process, *item), frees_room=True))
 
 
+def _taken(queue: SimpleQueue[_Entry]) -> Iterator[_Entry]:
+    """Take the items in a queue. Several threads may do so at once."""
+    with contextlib.suppress(Empty):
+        while True:
+            yield queue.get_nowait()
+
+
 class Driver:
     """Runs jobs. ``start`` it once, and ``end`` it."""
 
@@ -222,15 +229,9 @@ class Driver:
         """Whether the calling thread is the driver's."""
         return self._thread.ident == get_ident()
 
-    def _queued_items(self) -> Iterator[Item]:
-        """Take the items in the inbox. Several threads may do so at once."""
-        with contextlib.suppress(Empty):
-            while True:
-                yield self._inbox.items.get_nowait()
-
     def _refuse_all(self) -> None:
         """Refuse all items in the inbox after the end."""
-        for item in self._queued_items():
+        for item in _taken(self._inbox.items):
             item.refuse()
 
     def _refuse(self, job: Job[Any, Any]) -> None:
@@ -269,9 +270,8 @@ class Driver:
 
     def _forget_unopened(self) -> None:
         """Forget jobs that no thread connects any more: the queue would keep callers' memory."""
-        with contextlib.suppress(Empty):
-            while True:
-                self._to_connect.get_nowait()
+        for _ in _taken(self._to_connect):
+            """Take the next."""
 
     # In the driver's thread.
 
@@ -315,7 +315,7 @@ class Driver:
 
     def _end_jobs(self) -> None:
         """Let jobs notice the lost session, and end jobs that never began."""
-        for item in self._queued_items():
+        for item in _taken(self._inbox.items):
             (item.act if item.frees_room else item.refuse)()
         for job in list(self._active.values()):
             self._go_on(job)

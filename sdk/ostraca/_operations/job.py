@@ -63,7 +63,7 @@ from ostraca_fabric.model.chain import Span
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.runtime.threads import run_in_background
 from ostraca_fabric.tables.digests import tag_seeds
-from ostraca_fabric.telemetry.requests import STATES, HitWatches, Tally, tally_text, unhit_sentence
+from ostraca_fabric.telemetry.requests import STATES, HitWatches, Tally, tally_text
 from ostraca_fabric.wire.codec import Outcomes
 from ostraca_fabric.wire.messages import Cancel, GetExtents
 
@@ -120,9 +120,7 @@ class Meter:
         tally.count(outcomes.states, outcomes.reasons)
         tally.timed(took_s)
         name = f"{record.tenant}/{record.name}"
-        watch = self._hit_watches.count(name, spec.operation, states, reasons)
-        if watch.take_notice():
-            notice = unhit_sentence(name, put_blocks=watch.put_blocks, asked_blocks=watch.asked_blocks)
+        if notice := self._hit_watches.count(name, spec.operation, states, reasons):
             log.warning("No hits in %s", notice)
 
 

@@ -209,14 +209,13 @@ class JobRunner:
     def run_brief(self, job: Job[Any, _Result]) -> _Result:
         """Run a job in this thread, if it is brief and a connection of callers is free; else as ``run``."""
         self.runtime.check_open()
-        is_tried = job.is_brief
-        if is_tried and self.runtime.connections.callers.run(job):
+        if job.is_brief and self.runtime.connections.callers.run(job):
             ended_s = time.monotonic()
             is_late = ended_s >= job.until_s
             self._driver.run(partial(self._count, job, ended_s), Call().end, is_urgent=is_late)
             self._counts_later = True
             return job.result()
-        if is_tried and self.runtime.is_closed:  # meanwhile
+        if job.is_brief and self.runtime.is_closed:  # meanwhile
             job.decline(Reason.DISCONNECTED, "closed here")
             return job.result()
         return self.run(job)

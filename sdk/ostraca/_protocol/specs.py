@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -88,6 +88,9 @@ class OperationSpec:
     volume: VolumeSpec
     deadline_s: float
 
+    parts: tuple[Chain, ...] = field(init=False)
+    """Chains of all blocks, in order."""
+
     operation: ClassVar[str]
     """``lookup``, ``get``, ``put`` or ``prefetch``."""
 
@@ -97,11 +100,6 @@ class OperationSpec:
         """Check the limits."""
         check_batch(self.blocks, blocks_max=self.volume.settings.batch_blocks_max)
         self.deadline_s = self._seconds("deadline_s", self.deadline_s)
-
-    @property
-    def parts(self) -> tuple[Chain, ...]:
-        """Chains of all blocks, in order."""
-        raise NotImplementedError
 
     @property
     def blocks(self) -> int:
@@ -125,18 +123,13 @@ class LookupSpec(OperationSpec):
     def __post_init__(self) -> None:
         """Check all arguments."""
         self.is_counted = flag("is_counted", self.is_counted)
-        self.chains = checked_chains(self.chains, hash_bytes=self.volume.hash_bytes)
+        self.parts = checked_chains(self.chains, hash_bytes=self.volume.hash_bytes)
         super().__post_init__()
         self.pin_s = self._seconds("pin_s", self.pin_s)
         if self.pin_s < 0:
             raise UsageError(
                 f"pin_s is {self.pin_s}: pass 0 for no pin, or how long hits should stay gettable"
             )
-
-    @property
-    def parts(self) -> tuple[Chain, ...]:
-        """The chains."""
-        return (self.chains,) if isinstance(self.chains, Chain) else tuple(self.chains)
 
     def message(self, request: int, handle: int, left_s: float, spans: tuple[Span, ...]) -> Lookup:
         """Build the message for some of the blocks."""
@@ -151,13 +144,8 @@ class ChainSpec(OperationSpec):
 
     def __post_init__(self) -> None:
         """Check all arguments."""
-        checked_chain(self.chain, hash_bytes=self.volume.hash_bytes)
+        self.parts = (checked_chain(self.chain, hash_bytes=self.volume.hash_bytes),)
         super().__post_init__()
-
-    @property
-    def parts(self) -> tuple[Chain, ...]:
-        """The chain."""
-        return (self.chain,)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -340,15 +328,12 @@ def check_batch(blocks: int, *, blocks_max: int) -> None:
         )
 
 
-def check_size(argument: str, block: int, size_bytes: int, block_bytes: int) -> None:
-    """Check that a block is no larger than the volume's limit.
-
-    Raises UsageError.
-    """
-    if size_bytes > block_bytes:
+def check_sizes(argument: str, lengths: NDArray[np.int64] | NDArray[np.uint32], block_bytes: int) -> None:
+    """Check that no block is larger than the volume's limit. Raises UsageError."""
+    if len(lengths) and lengths[worst := int(lengths.argmax())] > block_bytes:
         raise UsageError(
-            f"{argument}[{block}] has {size_bytes} bytes, and blocks of this volume at most {block_bytes}: "
-            "split the block, or open a volume with a larger block_bytes"
+            f"{argument}[{worst}] has {lengths[worst]} bytes, and blocks of this volume at most "
+            f"{block_bytes}: split the block, or open a volume with a larger block_bytes"
         )
 
 

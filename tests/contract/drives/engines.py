@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from tests.support.simulated.drives.file_devices import FileReferenceEngine
 
+from ostraca_fabric.drives.file_drive import LoopIoEngine
 from ostraca_fabric.drives.io_engine import DriveEngine, FlashIoSettings
-from ostraca_fabric.drives.loop_engine import LoopIoEngine
 
 ENGINES = ("io_uring", "threads", "reference")
 PATIENT_ENGINES = ("io_uring", "reference")

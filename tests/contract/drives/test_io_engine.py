@@ -22,9 +22,8 @@ from tests.contract.drives.drive_contract import DRIVE_BYTES, at_page, pages, pi
 from tests.contract.drives.engines import ENGINES, PATIENT_ENGINES, new_engine
 from tests.support.simulated.stuck_memory import StuckMemory
 
-from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
+from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive, LoopIoEngine
 from ostraca_fabric.drives.io_engine import DriveEngine, FlashIoSettings, IoEnd, IoEngine, IoOperation
-from ostraca_fabric.drives.loop_engine import LoopIoEngine
 from ostraca_fabric.model.extent import PAGE_BYTES, Pieces
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.tables.digests import CheckState, TagCheck, tags_of

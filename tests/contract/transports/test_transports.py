@@ -39,7 +39,7 @@ from tests.support.stalls import Stopwatch
 from ostraca._memory.inline_arena import InlineArenaEnd, RequestRows
 from ostraca_dpu_agent.adapters.transports import nixl_transport
 from ostraca_dpu_agent.adapters.transports.inline_transport import InlineTransport
-from ostraca_dpu_agent.adapters.transports.nixl_stream import NixlStream
+from ostraca_dpu_agent.adapters.transports.nixl_thread import NixlStream
 from ostraca_dpu_agent.adapters.transports.nixl_transport import NixlSettings, NixlTransport
 from ostraca_fabric.connection import ConnectionSettings, FramedConnection
 from ostraca_fabric.errors import MalformedError, ProtocolError, TransportError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from ostraca_fabric.model.extent import (
     PAGE_BYTES,
     Generation,
-    cut_by_bytes,
     generation,
     generation_parts,
     rounded_up,
@@ -49,33 +47,3 @@ def test_rounding_up_gives_the_least_multiple_that_holds_the_bytes(length_bytes:
 
 def test_pages_are_the_default_multiple() -> None:
     assert [rounded_up(each) for each in (0, 1, 4096, 4097)] == [0, 4096, 4096, 8192]
-
-
-@given(st.lists(st.integers(1, 2**32 - 1), max_size=40), st.integers(1, 2**34))
-@settings(deadline=None)
-def test_pieces_hold_all_blocks_in_order_and_are_short_without_their_last(
-    lengths: list[int], piece_bytes: int
-) -> None:
-    pieces = cut_by_bytes(np.array(lengths, np.uint32), piece_bytes)
-    held = [range(len(lengths))[piece] for piece in pieces]
-    assert [block for blocks in held for block in blocks] == list(range(len(lengths)))
-    for blocks in held:
-        assert len(blocks) > 0
-        assert sum(lengths[block] for block in blocks[:-1]) < piece_bytes
-
-
-@pytest.mark.parametrize(
-    ("lengths", "piece_bytes", "ends"),
-    [
-        ([], 8, []),
-        ([9], 8, [1]),
-        ([4, 4, 4, 4], 8, [2, 4]),
-        ([4, 4, 4, 4], 9, [3, 4]),
-        ([1, 20, 1, 1], 8, [2, 4]),
-        ([2**32 - 1] * 3, 2**32, [2, 3]),
-    ],
-)
-def test_a_piece_ends_where_its_bytes_are_reached(
-    lengths: list[int], piece_bytes: int, ends: list[int]
-) -> None:
-    assert [piece.stop for piece in cut_by_bytes(np.array(lengths, np.uint32), piece_bytes)] == ends

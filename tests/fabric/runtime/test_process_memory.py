@@ -117,7 +117,7 @@ class TaggedCopies:
 
     def copy(self, rows: slice) -> None:
         columns = (self.places, self.lengths, self.seeds, self.tags, self.states)
-        copy_verified(self.blocks, rows, self.memory, *columns)
+        copy_verified(self.blocks[rows], self.memory, *(column[rows] for column in columns))
 
     def expected(self, *copied: int) -> NDArray[np.uint8]:
         memory = np.full(5 * PAGE_BYTES, 7, np.uint8)
@@ -184,6 +184,6 @@ def test_blocks_beside_each_other_at_one_end_or_both_are_copied_each_to_its_plac
     tags[7] ^= 1
     addresses = sources.astype(np.uint64) + np.uint64(content.ctypes.data)
     blocks = ProcessBlocks(os.getpid(), addresses)
-    copy_verified(blocks, slice(None), memory, offsets, lengths, seeds, tags, states)
+    copy_verified(blocks, memory, offsets, lengths, seeds, tags, states)
     assert np.array_equal(memory, expected)
     assert np.flatnonzero(states != CheckState.GOOD).tolist() == [7]

@@ -10,7 +10,7 @@ from tests.simulation.mutants.mistakes import _change
 
 from ostraca.results import BlockOutcomes
 from ostraca_dpu_agent import volumes
-from ostraca_dpu_agent.datapath import prefetch, queries
+from ostraca_dpu_agent.datapath import queries
 from ostraca_dpu_agent.datapath.data_path import DataPath
 from ostraca_dpu_agent.datapath.requests import blocks as request_blocks
 from ostraca_dpu_agent.datapath.requests.context import RequestContext
@@ -42,7 +42,7 @@ def keys_are_remembered_by_their_hashes_alone() -> None:
     def remembered(secret: bytes, spans: Any) -> Any:
         return kept.setdefault(tuple(span.hashes for span in spans), derive_keys(secret, spans))
 
-    for each in (request_blocks, queries, prefetch):
+    for each in (request_blocks, queries):
         _change(each, "derive_keys", remembered)
 
 

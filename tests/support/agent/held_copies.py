@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ostraca_dpu_agent.adapters.transports.worker_memory import SETTINGS
-from ostraca_fabric.drives.loop_engine import LoopIoEngine
+from ostraca_fabric.drives.file_drive import LoopIoEngine
 from ostraca_fabric.tables.digests import TAG_BYTES
 
 if TYPE_CHECKING:

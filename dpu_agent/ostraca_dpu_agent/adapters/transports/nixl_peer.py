@@ -19,8 +19,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ostraca_dpu_agent.adapters.transports.nixl_stream import Arrived, NixlStream, Report, Tell
-from ostraca_dpu_agent.adapters.transports.nixl_thread import NixlThread, soon
+from ostraca_dpu_agent.adapters.transports.nixl_thread import (
+    Arrived,
+    NixlStream,
+    NixlThread,
+    Report,
+    Tell,
+    soon,
+)
 from ostraca_fabric.errors import TransportError
 from ostraca_fabric.nixl.runtime import NixlAgent, Prepared, Transfer, TransferState
 from ostraca_fabric.ports.transport import BulkChannel, Direction, TransferEnd, WaveNews

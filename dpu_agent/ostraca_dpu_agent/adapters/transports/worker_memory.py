@@ -17,8 +17,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from ostraca_fabric.drives.file_drive import LoopIoEngine
 from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEnd, IoOperation
-from ostraca_fabric.drives.loop_engine import LoopIoEngine
 from ostraca_fabric.errors import DriveError
 from ostraca_fabric.model.extent import Pieces
 from ostraca_fabric.runtime.process_memory import PROOF_BYTES

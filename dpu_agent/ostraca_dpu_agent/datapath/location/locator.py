@@ -422,9 +422,8 @@ class OwnerQuery:
     def _parse(self, owner: AgentId, count: int, answer: ShardExtents | None) -> ShardAnswer:
         if answer is None or not answer.is_owner:
             return ShardAnswer(is_owner=False, known_owner="" if answer is None else answer.known_owner)
-        is_found, extents = None, None
+        is_found = extents = None
         try:
-            is_found = codec.u8(answer.found, count) != 0
             if not self._terms.is_brief:
                 extents = Extents(
                     codec.u64(answer.offsets, count),
@@ -432,9 +431,9 @@ class OwnerQuery:
                     codec.u64(answer.generations, count),
                     codec.rows16(answer.tags, count),
                 )
+            is_found = codec.u8(answer.found, count) != 0
         except MalformedError:
             log.exception("Owner %s gave extents that do not fit its request", owner)
-            is_found = None
         return ShardAnswer(
             is_owner=True,
             is_found=is_found,

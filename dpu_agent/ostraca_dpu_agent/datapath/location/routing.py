@@ -198,9 +198,9 @@ class Routes:
         if number == NOWHERE:
             return EpochPlacement(record.epoch)
         shard = self.shards[number].id
-        claim = self.map.claims.get(shard)
-        owner, epoch = (self.map.owner(shard) or "", 0 if claim is None else claim.epoch)
-        return EpochPlacement(record.epoch, enclosure_of(shard), shard, owner, epoch if owner else 0)
+        owner = self.map.owner(shard)
+        epoch = 0 if owner is None else self.map.claims[shard].epoch
+        return EpochPlacement(record.epoch, enclosure_of(shard), shard, owner or "", epoch)
 
     def place(self, shard: ShardId) -> tuple[DriveId, int]:
         """Return a shard's drive, and its first byte there."""

@@ -21,7 +21,6 @@ from ostraca_dpu_agent.datapath.commits import Commits
 from ostraca_dpu_agent.datapath.drive_io import DriveIO, PartRead, ReadPlan, WriteQueue
 from ostraca_dpu_agent.datapath.location.locator import Locator
 from ostraca_dpu_agent.datapath.location.routing import BlockLocations, Routes
-from ostraca_dpu_agent.datapath.requests.blocks import RequestBlocks
 from ostraca_dpu_agent.datapath.requests.counters import DataPathCounters
 from ostraca_dpu_agent.datapath.requests.worker import Holder
 from ostraca_dpu_agent.datapath.staging.cache import CacheOffer
@@ -196,10 +195,12 @@ class RequestContext:
         if operation in _KINDS:
             self.events.record(_KINDS[operation], keys, outcomes.states, outcomes.reasons)
 
-    def find_in_memory(self, blocks: RequestBlocks) -> tuple[list[MemoryWave], NDArray[np.bool_]]:
+    def find_in_memory(
+        self, keys: NDArray[np.uint8], lengths: NDArray[np.uint32]
+    ) -> tuple[list[MemoryWave], NDArray[np.bool_]]:
         """Find staged and cached blocks; return them, and which blocks are in memory."""
         cache = self.staging.cache
-        return find_in_memory(self.staged, cache, blocks.keys, blocks.lengths, self.blocks_per_part)
+        return find_in_memory(self.staged, cache, keys, lengths, self.blocks_per_part)
 
     def places(self, request: int, wave: MemoryWave) -> GetProgress:
         """Return where blocks of a get lie in this agent's memory, and count them as hits of a worker."""
@@ -250,14 +251,11 @@ class RequestContext:
     ) -> StagingLease | Reason:
         """Lease staging, for blocks of a drive if given, as ``Staging.lease``, while the request lasts."""
         drive, given_up = None if drive_id is None else self.drives.get(drive_id), None
-        if drive is not None and purpose is Purpose.PUT:
-            refuses, given_up = drive.refuses_writes, drive.writes_given_up
-        elif drive is not None:
-            refuses, given_up = drive.refuses_reads, drive.reads_given_up
-        else:
-            refuses = False
-        if refuses:
-            return Reason.DRIVE_SUSPECT
+        if drive is not None:
+            is_put = purpose is Purpose.PUT
+            if drive.refuses_writes if is_put else drive.refuses_reads:
+                return Reason.DRIVE_SUSPECT
+            given_up = drive.writes_given_up if is_put else drive.reads_given_up
         if deadline.is_over():
             return Reason.DEADLINE
         lease = await self.staging.lease(
@@ -325,19 +323,24 @@ class RequestContext:
         await until_done(io.ends)
         self.staging.release(lease)
 
-    def report_damage(self, locations: BlockLocations, blocks: RequestBlocks, position: int) -> None:
-        """Count a damaged block, and tell its owner."""
-        self.counters.damaged += 1
-        source = locations.sources[int(locations.source[position])]
-        self.owners.tell(
-            source.owner,
-            Damage(
+    def report_damage(
+        self,
+        locations: BlockLocations,
+        keys: NDArray[np.uint8],
+        seeds: NDArray[np.uint64],
+        positions: NDArray[np.intp],
+    ) -> None:
+        """Count damaged blocks, and tell their owners."""
+        self.counters.damaged += len(positions)
+        for position in positions.tolist():
+            source = locations.sources[int(locations.source[position])]
+            damage = Damage(
                 shard=source.shard,
-                key=blocks.keys[position].tobytes(),
+                key=keys[position].tobytes(),
                 offset=int(locations.offsets[position]),
                 length=int(locations.lengths[position]),
                 generation=int(locations.generations[position]),
                 tag=locations.tags[position].tobytes(),
-                seed=int(blocks.seeds[position]),
-            ),
-        )
+                seed=int(seeds[position]),
+            )
+            self.owners.tell(source.owner, damage)
