@@ -23,6 +23,7 @@ import ostraca
 from ostraca import BlockState, PutState, Reason
 from ostraca._connection.dial import choose_addresses
 from ostraca._memory.arena import note_refused
+from ostraca._memory.views import SlotHold, SlotLoan
 from ostraca._operations.completions import Completion
 from ostraca_fabric.nixl import runtime
 from ostraca_fabric.nixl.runtime import PACKAGES
@@ -460,6 +461,39 @@ def test_a_lease_is_put_by_the_client_that_lent_it_and_in_slots_of_the_volumes_s
     target = bytearray(8)
     assert volume.get(chain, into=[target], deadline_s=FAR_S).hits == 1
     assert target == b"as ever."
+
+
+def test_a_lease_that_two_threads_put_at_once_is_put_once(
+    agent: ScriptedAgent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    revoke, both = SlotLoan.revoke, threading.Barrier(2)
+
+    def revoke_together(loan: SlotLoan) -> SlotHold:
+        hold = revoke(loan)
+        both.wait(10)
+        return hold
+
+    monkeypatch.setattr(SlotLoan, "revoke", revoke_together)
+    with ostraca.connect(agent.address, settings=SETTINGS) as client:
+        volume = client.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
+        chain, lease, said = volume.chain(hashes(2)), volume.slots(1, lengths=8), []
+
+        def put(number: int) -> None:
+            try:
+                volume.put_slots(chain[number : number + 1], lease, deadline_s=FAR_S)
+            except ostraca.UsageError as error:
+                said.append(str(error))
+
+        threads = [threading.Thread(target=put, args=(number,)) for number in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        monkeypatch.undo()
+        assert said == ["these slots were put or released already: take new ones with volume.slots()"]
+        assert volume.lookup(chain, deadline_s=FAR_S).states.count(BlockState.HIT) == 1
+        with volume.slots(64, lengths=8):
+            """Every slot has come back."""
 
 
 def test_leases_and_views_beyond_the_arena_are_refused(volume: ostraca.Volume) -> None:

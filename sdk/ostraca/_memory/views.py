@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 from ostraca.results import GetResult
 from ostraca_fabric.errors import ClosedError, UsageError
 
+_LEASE_OVER = "these slots were put or released already: take new ones with volume.slots()"
+
 
 class SlotHold:
     """Slots of a caller. Any thread may release the slots; dropping the last reference does the same."""
@@ -73,8 +75,9 @@ class SlotHolds:
         give()
 
     def pass_on(self, hold: SlotHold) -> None:
-        """Leave the slots of a hold to an operation."""
-        self._held.pop(hold.key, None)
+        """Leave the slots of a hold to an operation, once. Raises UsageError."""
+        if self._held.pop(hold.key, None) is None:
+            raise UsageError(_LEASE_OVER)
 
 
 class _Slot(np.ndarray):
@@ -180,9 +183,10 @@ class SlotLoan:
                 f"an array, tensor or view still uses the slot of block {min(alive)}: drop the "
                 "derived objects, then release again"
             )
-        self._memory = np.empty(0, np.uint8)
-        assert self._hold is not None, "nothing is revoked once dropped"
-        return self._hold
+        hold, self._memory = self._hold, np.empty(0, np.uint8)
+        if hold is None:  # dropped by another thread meanwhile
+            raise UsageError(_LEASE_OVER)
+        return hold
 
     def drop(self) -> None:
         """Make no more views, and leave the slots to live ones."""
@@ -287,7 +291,7 @@ class SlotLease(_LoanHolder):
         Raises UsageError as well if arrays made from the slots are alive.
         """
         if self._is_released:
-            raise UsageError("these slots were put or released already: take new ones with volume.slots()")
+            raise UsageError(_LEASE_OVER)
         if self._owner is not owner:
             raise UsageError(
                 "these slots belong to another client: put them with the client that leased them"

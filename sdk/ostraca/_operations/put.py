@@ -197,9 +197,9 @@ class PutSlotsJob(PutJob):
         self._taken = 0
 
     def accept(self) -> None:
-        """Become the owner of the slots."""
-        super().accept()
+        """Become the owner of the slots. Raises UsageError if another thread has put or released them."""
         self._runtime.holds.pass_on(self._hold)
+        super().accept()
 
     def _release_claimed(self) -> None:
         self._arena.give(self._slots[self._taken :])
