@@ -53,16 +53,16 @@ class TenantService:
         Repeating the call changes nothing. Raises PreconditionError and ConflictError.
         """
         tenant = TenantId(limits.name)
-        volumes = await self.volumes_of(tenant)
+        fixed = [each.name for each in await self.volumes_of(tenant) if not each.is_erasable]
 
         async def checked(before: TenantOverride | None, limits: TenantOverride) -> TenantOverride:
             live = await self._overrides.get(record_keys.live(), LiveSettings)
             if live and (refusal := second_tenant_refusal(live.override.direct_reads_tenant, tenant)):
                 raise ConflictError(refusal)
             was_erasable = before is not None and before.is_erasable
-            if limits.is_erasable and not was_erasable and volumes:
+            if limits.is_erasable and not was_erasable and fixed:
                 raise ConflictError(
-                    f"tenant {tenant} has volumes without erasure, as {volumes[0].name}, fixed at their "
+                    f"tenant {tenant} has volumes without erasure, as {fixed[0]}, fixed at their "
                     "creation: make another tenant erasable, before its first volume"
                 )
             return limits

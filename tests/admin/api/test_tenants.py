@@ -95,6 +95,27 @@ def test_a_tenant_is_erasable_before_its_first_volume_or_never(service: AdminSer
     assert service.membership.store.volumes[TenantId("acme"), "v"].incarnation == 1
 
 
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_tenant_of_erasable_volumes_alone_becomes_erasable_again(
+    service: AdminService, *, is_deleted: bool
+) -> None:
+    assert service.ask("PUT", "/v1/tenants/acme", ACME).status == 201
+    has_volume(service, "v", is_erasable=True)
+    assert service.ask("PUT", "/v1/tenants/acme", {"agent_bytes_per_s": 1 << 30}).status == 200
+    if is_deleted:
+        assert service.ask("DELETE", "/v1/tenants/acme").status == 200
+    again = service.ask("PUT", "/v1/tenants/acme", ACME)
+    assert (again.status, again.body["is_erasable"]) == (201 if is_deleted else 200, True)
+
+
+def test_the_refusal_names_a_volume_without_erasure(service: AdminService) -> None:
+    has_volume(service, "a", is_erasable=True)
+    has_volume(service, "b", is_erasable=False)
+    refused = service.ask("PUT", "/v1/tenants/acme", ACME)
+    assert refused.status == 409
+    assert "without erasure, as b, fixed" in refused.body["detail"]
+
+
 def test_who_has_nothing_to_erase_is_told_so(service: AdminService) -> None:
     has_volume(service, "v", is_erasable=True)
     for tenant, volume in (("nobody", ""), ("acme", "w")):
