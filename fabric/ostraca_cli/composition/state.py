@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 _OF_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
+_DRIVES = "enclosure-*/drive-*.img"
+
 _VERSION = 1
 _TOKEN_BYTES = 24
 
@@ -68,6 +70,8 @@ class FabricState:
     def __init__(self, directory: Path, shape: FabricShape) -> None:
         """Lock the directory, and read the existing record or begin a fabric.
 
+        A fabric without any drive takes *shape*, so that a start refused for its shape may be repeated.
+
         Raises MembershipError if another process uses the directory, and FormatError for a fabric of another
         shape or version.
         """
@@ -79,9 +83,9 @@ class FabricState:
         self._lock = lock_directory(directory)
         try:
             is_new = not self._path.exists()
-            self._record = self._read(shape)
+            self._record, is_stored = self._read(shape)
             self.key = _key(directory / KEY_FILE, is_new=is_new)
-            if is_new:  # later starts write nothing, so that a full disk does not stop them
+            if not is_stored:  # later starts write nothing, so that a full disk does not stop them
                 self._store(self._record)
             restrict_access(directory)
         except BaseException:
@@ -157,23 +161,26 @@ class FabricState:
         """Unlock the directory and the drives."""
         self._lock.close()
 
-    def _read(self, shape: FabricShape) -> _Record:
+    def _read(self, shape: FabricShape) -> tuple[_Record, bool]:
+        """Return the record, and whether it is stored."""
         if not self._path.exists():
             _refuse_lost(self._path)
-            return _Record(_VERSION, secrets.token_bytes(ID_BYTES), shape, is_making_drives=True)
+            return _Record(_VERSION, secrets.token_bytes(ID_BYTES), shape, is_making_drives=True), False
         try:
             record = _decode(self._path)
         except OSError as error:
             raise FormatError(f"the fabric's record can't be read: {explained(error)}") from error
-        if record.shape != shape:
-            was = record.shape
+        if record.shape == shape:
+            return record, True
+        was = record.shape
+        if not record.is_making_drives or _has_drives(self._path.parent):
             raise FormatError(
                 f"{self._path.parent} holds a fabric of {counted(was.enclosures, 'enclosure')} with "
                 f"{counted(was.drives, 'drive')} of {was.drive_bytes} bytes each, not "
                 f"{shape.enclosures} with {shape.drives} of {shape.drive_bytes}: start with the "
                 "recorded shape, or create a new fabric in another --dir"
             )
-        return record
+        return msgspec.structs.replace(record, shape=shape), False
 
     def _store(self, record: _Record) -> _Record:
         _write_whole(self._path, msgspec.json.format(msgspec.json.encode(record)))
@@ -309,16 +316,20 @@ def _decode(path: Path) -> _Record:
 def _refuse_lost(record: Path) -> None:
     """Refuse a directory with drives but no record, whose key must not be replaced."""
     directory = record.parent
-    if any(directory.glob("enclosure-*/drive-*.img")):
+    if _has_drives(directory):
         raise FormatError(
             f"{directory} holds drives, but no {record.name}: rebuild the record from the drives by "
             f"`ostraca fabric rebuild --dir {directory}`, or create a new fabric in another directory"
         )
 
 
+def _has_drives(directory: Path) -> bool:
+    return any(directory.glob(_DRIVES))
+
+
 def restrict_access(directory: Path) -> None:
     """Close files left open to others by an earlier release: record and drives."""
-    drives = directory.glob("enclosure-*/drive-*.img")
+    drives = directory.glob(_DRIVES)
     for path in (directory / RECORD_FILE, *drives):
         with contextlib.suppress(OSError):  # missing or foreign file: its opening reports the error
             found = path.stat()

@@ -12,7 +12,14 @@ from typing import IO
 
 import pytest
 
-from ostraca_cli.composition.state import LOCK_FILE, RECORD_FILE, FabricShape, FabricState, is_running
+from ostraca_cli.composition.state import (
+    LOCK_FILE,
+    RECORD_FILE,
+    FabricShape,
+    FabricState,
+    is_running,
+    read_fabric,
+)
 from ostraca_fabric.errors import FormatError, MembershipError
 from ostraca_fabric.model.ids import TenantId
 from ostraca_fabric.model.volume import Layout, VolumeRecord
@@ -166,6 +173,24 @@ def test_drives_count_as_made_once_it_is_said_and_for_records_of_the_release_bef
     older.close()
 
 
+def test_a_fabric_without_drives_takes_another_shape(tmp_path: Path) -> None:
+    first = FabricState(tmp_path, SHAPE)
+    first.close()
+    smaller = FabricShape(enclosures=1, drives=2, drive_bytes=1 << 20)
+    again = FabricState(tmp_path, smaller)
+    again.close()
+    assert (again.fabric, again.key) == (first.fabric, first.key)
+    assert read_fabric(tmp_path) == (first.fabric, smaller)
+
+
+def test_a_fabric_of_unfinished_drives_keeps_its_shape(tmp_path: Path) -> None:
+    FabricState(tmp_path, SHAPE).close()
+    (tmp_path / "enclosure-0").mkdir()
+    (tmp_path / "enclosure-0" / "drive-0.img").touch()
+    with pytest.raises(FormatError, match="holds a fabric of 1 enclosure with 2 drives"):
+        FabricState(tmp_path, FabricShape(enclosures=1, drives=3, drive_bytes=1 << 30))
+
+
 def test_a_later_start_writes_nothing_so_that_a_full_disk_keeps_no_fabric_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +256,9 @@ def test_a_folder_in_place_of_a_file_is_told_without_an_error_number(tmp_path: P
 
 
 def test_another_shape_and_a_damaged_record_are_refused(tmp_path: Path) -> None:
-    FabricState(tmp_path, SHAPE).close()
+    first = FabricState(tmp_path, SHAPE)
+    first.record_drives_created()
+    first.close()
     with pytest.raises(FormatError, match="2 drives"):
         FabricState(tmp_path, FabricShape(1, 3, 1 << 30))
     (tmp_path / "fabric.json").write_bytes(b"{}")
