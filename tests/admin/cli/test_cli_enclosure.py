@@ -13,6 +13,7 @@ from tests.admin.shelf import Shelf
 
 from ostraca_admin.model import OperationState
 from ostraca_cli.commands.admin import client, watching
+from ostraca_cli.terminal import tables
 from ostraca_fabric.model.fabric_map import EnclosureState
 from ostraca_fabric.model.ids import EnclosureId
 
@@ -152,6 +153,20 @@ def test_show_says_all_of_an_enclosure_in_whole_words_where_no_terminal_cuts_the
         1,
         "ostraca: enclosure shelf-2 is not registered: list all at /v1/enclosures\n",
     )
+
+
+def test_lines_of_a_piped_view_end_with_their_text(service: AdminService, ostraca: Commands) -> None:
+    service.onboarded("shelf-1", drives=2)
+    assert max(map(len, ostraca("enclosure", "show", "shelf-1").out.splitlines())) < 200
+
+
+def test_a_narrow_terminal_cuts_no_identifier(
+    service: AdminService, ostraca: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.onboarded("shelf-1", drives=2)
+    monkeypatch.setattr(tables, "_PIPE_COLUMNS", 80)
+    assert "\N{HORIZONTAL ELLIPSIS}" not in ostraca("enclosure", "show", "shelf-1").out
+    assert "\N{HORIZONTAL ELLIPSIS}" not in ostraca("operation", "list").out
 
 
 def test_an_enclosure_is_drained_taken_back_drained_again_and_retired(

@@ -150,7 +150,7 @@ def _temperature(drive: DriveView | EnclosureDriveView) -> str:
 
 _ENCLOSURE_DRIVES: tuple[_Column, ...] = (
     ("drive", lambda each: each.name),
-    ("NGUID", lambda each: each.nguid),
+    (folded("NGUID"), lambda each: each.nguid),
     (number("size"), lambda each: size_text(each.size_bytes)),
     (folded("model"), lambda each: each.model or "–"),
     (folded("serial"), lambda each: each.serial or "–"),
@@ -201,7 +201,7 @@ _LISTS: dict[str, tuple[type[Any], *tuple[_Column, ...]]] = {
     ),
     "operations": (
         OperationView,
-        ("operation", lambda each: each.id),
+        (folded("operation"), lambda each: each.id),
         ("created", lambda each: time_text(each.created)),
         ("by", lambda each: each.by),
         ("kind", lambda each: each.kind),
@@ -266,7 +266,7 @@ _RESOURCES: dict[
     "enclosure": (
         EnclosureView,
         _enclosure_facts,
-        lambda enclosure: Padding(_columns(enclosure.status.drives, _ENCLOSURE_DRIVES), (1, 0)),
+        lambda enclosure: Padding(_columns(enclosure.status.drives, _ENCLOSURE_DRIVES), (1, 0), expand=False),
         lambda enclosure: operation_view(enclosure.status.operation),
     ),
     "map": (
