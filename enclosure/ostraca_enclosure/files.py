@@ -21,15 +21,16 @@ from ostraca_fabric.drives.flash_files import FlashFileError, open_flash
 from ostraca_fabric.errors import DriveError, FormatError
 from ostraca_fabric.flash.rebuild import shard_record
 from ostraca_fabric.flash.superblock import Superblock, decode_superblock, encode_superblock
-from ostraca_fabric.model.extent import PAGE_BYTES, SUPERBLOCK_COPIES, Geometry, segment_bytes_for
+from ostraca_fabric.model.extent import MIB, PAGE_BYTES, SUPERBLOCK_COPIES, Geometry, segment_bytes_for
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 from ostraca_fabric.model.ids import ID_BYTES, DriveId, EnclosureId, FabricId, ShardId, drive_id, shard_id
 from ostraca_fabric.runtime.atomic_files import make_private_folder, write_whole
 from ostraca_fabric.runtime.os_errors import state_and_remedy
+from ostraca_fabric.runtime.sentences import counted
 
 NOTHING_RECORDED: Mapping[DriveId, ShardRecord | None] = MappingProxyType({})
 
-_HEADROOM_BYTES = 64 << 20
+_HEADROOM_BYTES = 64 * MIB
 """Free space to leave on the disk of the files."""
 
 
@@ -175,11 +176,12 @@ class FileEnclosure:
 
 def check_room(directory: Path, drives: int, drive_bytes: int, remedy: str) -> None:
     """Check the free space for new drives. Raises DriveError, with *remedy* as advice, and OSError."""
-    free = shutil.disk_usage(directory).free - _HEADROOM_BYTES
-    if drives * drive_bytes > free:
+    free = shutil.disk_usage(directory).free
+    if drives * drive_bytes > free - _HEADROOM_BYTES:
         raise DriveError(
-            f"{drives} drives need {drives * drive_bytes} bytes, and {directory} has {max(0, free)} free: "
-            f"choose {remedy} or another directory"
+            f"there is no room for {counted(drives, 'drive')} of {drive_bytes} bytes in {directory}: {free} "
+            f"bytes are free, and {_HEADROOM_BYTES // MIB} MiB of them stay free: choose {remedy} or another "
+            "directory"
         )
 
 

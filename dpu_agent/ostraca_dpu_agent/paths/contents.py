@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from ostraca_fabric.errors import DriveError, FormatError, UsageError
+from ostraca_fabric.errors import DriveError, FormatError
 from ostraca_fabric.flash.rebuild import shard_record
 from ostraca_fabric.flash.superblock import (
     CopyState,
@@ -98,7 +98,7 @@ def _open_checked(
 ) -> Iterator[RawDrive]:
     with opener.open_raw(namespace, is_writable=is_writable) as drive:
         if drive.size_bytes < 2 * _EDGE_BYTES:
-            raise UsageError(f"the drive has {drive.size_bytes} bytes, too few for a shard")
+            raise DriveError(f"the drive has {drive.size_bytes} bytes, too few for a shard")
         yield drive
 
 

@@ -48,7 +48,7 @@ from ostraca_fabric.drives.file_exports import (
 )
 from ostraca_fabric.drives.flash_files import flash_file_bytes
 from ostraca_fabric.errors import DriveError, FormatError
-from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.extent import MIB, PAGE_BYTES, SHARD_BYTES_MIN
 from ostraca_fabric.model.ids import ID_BYTES
 from ostraca_fabric.model.target import Controller, TargetTransport, check_nguid
 from ostraca_fabric.runtime.atomic_files import make_private_folder, write_whole
@@ -74,11 +74,16 @@ class FileDrives:
     def prepare(self, drives: int, drive_bytes: int) -> None:
         """Ensure *drives* drives, with new drives of *drive_bytes*.
 
-        Existing drives stay as they are; a drive without an NGUID receives a new NGUID. Raises DriveError if
-        there is no room, and FormatError.
+        Existing drives stay as they are; a drive without an NGUID receives a new NGUID. Raises DriveError for
+        a size without a shard or if there is no room, and FormatError.
         """
         if drive_bytes <= 0 or drive_bytes % PAGE_BYTES:
             raise DriveError(f"a drive can't have {drive_bytes} bytes: choose a multiple of {PAGE_BYTES}")
+        if drive_bytes < SHARD_BYTES_MIN:
+            raise DriveError(
+                f"a drive of {drive_bytes} bytes is too small for a shard: choose a --drive-size of at least "
+                f"{SHARD_BYTES_MIN} bytes ({SHARD_BYTES_MIN // MIB}MiB)"
+            )
         try:
             make_private_folder(self._directory)
             known = self._nguids_by_name()

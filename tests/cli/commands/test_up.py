@@ -233,7 +233,19 @@ def test_a_fabric_of_another_shape_is_refused_with_what_to_do(tmp_path: Path) ->
 def test_too_little_disk_is_one_sentence(tmp_path: Path) -> None:
     code, said = refused(tmp_path, "--capacity", "30TiB")
     assert code == 1
-    assert re.search(r"drives need \d+ bytes, and .* has \d+ free: choose a smaller capacity", said)
+    assert re.search(
+        r"no room for 2 drives of \d+ bytes in .*: \d+ bytes are free, and 64 MiB of them stay free: "
+        "choose a smaller capacity",
+        said,
+    )
+
+
+@pytest.mark.parametrize("capacity", ["1", "30TiB", "900TiB"])
+def test_a_start_refused_for_its_capacity_may_be_repeated(tmp_path: Path, capacity: str) -> None:
+    refused(tmp_path, "--capacity", capacity)
+    with up(tmp_path, *SMALL) as (process, line):
+        assert line.startswith("ready: ")
+        assert interrupt(process)[0] == 0
 
 
 def test_too_small_a_capacity_is_bad_usage(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -111,6 +112,20 @@ async def test_drive_added_to_the_map_meanwhile_is_not_formatted(host: Host) -> 
             may_begin=lambda: False,
         )
     assert not any(host.begin_of(nguid))
+
+
+async def test_a_too_small_drive_is_reported_alone(host: Host) -> None:
+    good, small = host.shelf.plug_in(), host.shelf.plug_in()
+    os.truncate(host.shelf.drives[small], 1 << 20)
+    looked = await host.ask(DiscoverDrives(host.target))
+    assert isinstance(looked, DiscoveredDrives)
+    assert looked.trouble == ""
+    assert {drive.nguid: (drive.content, drive.says) for drive in looked.drives} == {
+        good: (Content.BLANK, ""),
+        small: (Content.UNREADABLE, "the drive has 1048576 bytes, too few for a shard"),
+    }
+    refused = await host.format(small)
+    assert "has 1048576 bytes" in refused.trouble or "at least" in refused.trouble
 
 
 async def test_write_test_requires_a_formatted_drive(host: Host) -> None:

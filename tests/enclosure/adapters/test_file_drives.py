@@ -13,11 +13,12 @@ import pytest
 from ostraca_enclosure.adapters.file_drives import FileDrives
 from ostraca_enclosure.ports import InventoryError
 from ostraca_fabric.errors import DriveError, FormatError
+from ostraca_fabric.model.extent import Geometry, segment_bytes_for
 
 MIB = 1 << 20
 
 
-def prepared(directory: Path, drives: int = 2, drive_bytes: int = MIB) -> FileDrives:
+def prepared(directory: Path, drives: int = 2, drive_bytes: int = 3 * MIB) -> FileDrives:
     made = FileDrives(directory)
     made.prepare(drives, drive_bytes)
     return made
@@ -30,20 +31,20 @@ def nguids(drives: FileDrives) -> dict[str, str]:
 def test_drives_are_created_raw_with_own_nguids(tmp_path: Path) -> None:
     found = prepared(tmp_path / "shelf").look()
     assert [(each.name, each.size_bytes, each.is_file) for each in found] == [
-        ("drive-0", MIB, True),
-        ("drive-1", MIB, True),
+        ("drive-0", 3 * MIB, True),
+        ("drive-1", 3 * MIB, True),
     ]
     assert found[0].nguid != found[1].nguid
-    assert {Path(each.device).read_bytes() for each in found} == {bytes(MIB)}
+    assert {Path(each.device).read_bytes() for each in found} == {bytes(3 * MIB)}
 
 
 def test_drives_are_found_unchanged(tmp_path: Path) -> None:
     before = prepared(tmp_path)
     (tmp_path / "drive-1.img").write_bytes(b"blocks")
-    after = prepared(tmp_path, 3, 2 * MIB)
+    after = prepared(tmp_path, 3, 4 * MIB)
     assert nguids(before) | nguids(after) == nguids(after)
     assert (tmp_path / "drive-1.img").read_bytes() == b"blocks"
-    assert [each.size_bytes for each in after.look()] == [MIB, 6, 2 * MIB]
+    assert [each.size_bytes for each in after.look()] == [3 * MIB, 6, 4 * MIB]
 
 
 @pytest.mark.parametrize(
@@ -105,12 +106,28 @@ def test_existing_files_are_drives(tmp_path: Path) -> None:
     assert len(nguids(prepared(tmp_path, 0))["drive-7"]) == 32
 
 
-def test_missing_space_is_refused(tmp_path: Path) -> None:
+def test_missing_space_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(free=66 * MIB)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: usage)
+        with pytest.raises(DriveError) as raised:
+            prepared(tmp_path, 1)
+    assert str(raised.value) == (
+        f"there is no room for 1 drive of {3 * MIB} bytes in {tmp_path}: {66 * MIB} bytes are free, and "
+        "64 MiB of them stay free: choose a smaller --drive-size or another directory"
+    )
     with pytest.raises(DriveError, match="free: choose a smaller --drive-size"):
         prepared(tmp_path, 2, 1 << 60)
     assert list(tmp_path.glob("*.img")) == []
     with pytest.raises(DriveError, match="choose a multiple of 4096"):
         prepared(tmp_path, 1, 1000)
+
+
+def test_a_size_without_room_for_a_shard_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DriveError, match=r"choose a --drive-size of at least 3145728 bytes \(3MiB\)"):
+        prepared(tmp_path, 2, 3 * MIB - 4096)
+    assert not list(tmp_path.iterdir())
+    assert Geometry.planned(3 * MIB, segment_bytes=segment_bytes_for(3 * MIB)).segments == 2
 
 
 def test_damaged_record_is_reported_and_kept(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ class EnclosureProcess:
         self._words = [
             *("serve", "enclosure", "--id", name, *pod.where, *pod.also),
             *("--state-dir", str(self.folder / "state"), "--files", str(self.files)),
-            *("--drives", "2", "--drive-size", "1MiB", *short, *options),
+            *("--drives", "2", "--drive-size", "3MiB", *short, *options),
         ]
         self.process: StartedProcess | None = None
         self._is_warm = not pod.also  # a pod with secrets is searched for these
