@@ -351,6 +351,21 @@ def test_the_example_for_dpus_installs_the_values_for_dpus() -> None:
     assert not any("hostPath" in each and each["name"] == "socket" for each in template["spec"]["volumes"])
 
 
+@pytest.mark.parametrize(("cpu", "written"), [(8, "8"), (0.5, "0.5"), ("500m", "500m")])
+def test_processors_may_be_a_number(cpu: object, written: str) -> None:
+    manifest = render(merged(TRIAL, {"agent": {"cpu": cpu}}))
+    resources = main_of(manifest, "DaemonSet", "agent")["resources"]
+    assert (resources["requests"]["cpu"], resources["limits"]["cpu"]) == (written, written)
+    for prepared in pod_of(manifest, "DaemonSet", "agent").get("initContainers", []):
+        assert prepared["resources"]["limits"]["cpu"] == written
+
+
+def test_generated_secrets_outlive_the_release(trial: Manifest) -> None:
+    secrets = trial.of_kind("Secret")
+    assert {each["metadata"]["name"] for each in secrets} == {"kv-fabric", "kv-tls", "kv-worker"}
+    assert {each["metadata"]["annotations"]["helm.sh/resource-policy"] for each in secrets} == {"keep"}
+
+
 def test_existing_secrets_replace_all_generated_ones() -> None:
     manifest = render(EXAMPLES["production"])
     assert manifest.of_kind("Secret") == []

@@ -100,7 +100,7 @@ def refusal(
         (
             _contains(log, _ANOTHER),
             Stage.IDENTIFY,
-            f"has no subsystem {nqn}: correct the enclosure's controllers",
+            f"has no subsystem {nqn}: check the name, --nqn and the controllers",
         ),
         (
             is_secret_wrong,

@@ -296,7 +296,7 @@ def _refused(controller: Controller, nqn: str, host: str, error: ConnectRefusedE
     elif error.status == NvmeStatus.CONNECT_HOST or (is_wrong and place == DATA_INVALID | HOST_NQN_AT):
         stage, why = Stage.AUTHENTICATE, f"rejects this host: add {host} to the hosts of the enclosure"
     elif is_wrong and place == DATA_INVALID | SUBSYSTEM_NQN_AT:
-        stage, why = Stage.IDENTIFY, f"has no subsystem {nqn}: correct the enclosure's controllers"
+        stage, why = Stage.IDENTIFY, f"has no subsystem {nqn}: check the name, --nqn and the controllers"
     elif error.status == NvmeStatus.CONTROLLER_BUSY:
         stage, why = Stage.REACH, "accepts no further hosts: try again later"
     else:

@@ -81,7 +81,7 @@ def test_path_is_fit_up_to_late_write(
             errno.EIO,
             f'nvme nvme0: Connect Invalid Data Parameter, subsysnqn "{NQN}"',
             Stage.IDENTIFY,
-            "no subsystem",
+            "check the name, --nqn and the controllers",
         ),
         (
             errno.ECONNREFUSED,
