@@ -330,7 +330,10 @@ class EnclosureService:
         """Return the records of an enclosure. Raises NotFoundError."""
         known = await self.find(enclosure)
         if known is None:
-            raise NotFoundError(f"enclosure {enclosure} is not registered: list all at /v1/enclosures")
+            raise NotFoundError(
+                f"enclosure {enclosure} is not registered: list all by `ostraca enclosure list`, or at "
+                "/v1/enclosures"
+            )
         return known
 
     async def page(self, *, after: str = "", limit: int) -> list[Registration]:
@@ -344,7 +347,10 @@ class EnclosureService:
         """Return an operation. Raises NotFoundError."""
         record = await self._records.get(record_keys.operation(operation))
         if record is None:
-            raise NotFoundError(f"operation {operation} does not exist: list all at /v1/operations")
+            raise NotFoundError(
+                f"operation {operation} does not exist: list all by `ostraca operation list`, or at "
+                "/v1/operations"
+            )
         return decode(record, Operation)
 
     async def operations(self, *, after: str = "", limit: int) -> list[Operation]:

@@ -149,4 +149,6 @@ class TenantService:
 
 
 def _unknown(tenant: TenantId) -> NotFoundError:
-    return NotFoundError(f"no tenant {tenant} exists: create tenants with PUT /v1/tenants/NAME")
+    return NotFoundError(
+        f"no tenant {tenant} exists: create tenants by `ostraca tenant add`, or PUT /v1/tenants/NAME"
+    )

@@ -81,6 +81,10 @@ def add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
+        if error.body is not None and not _is_json(request):
+            return problem(
+                request, 422, "the body is not declared as JSON: send Content-Type: application/json"
+            )
         detail = "; ".join(
             f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in error.errors()[:8]
         )
@@ -95,3 +99,8 @@ def add_error_handlers(app: FastAPI) -> None:
     async def internal_error(request: Request, error: Exception) -> Response:
         log.error("Request failed with an internal error", exc_info=error)
         return problem(request, 500, _BUG)
+
+
+def _is_json(request: Request) -> bool:
+    kind, _, _ = request.headers.get("content-type", "").partition(";")
+    return kind.strip().lower() == "application/json" or kind.strip().lower().endswith("+json")

@@ -35,3 +35,17 @@ def test_who_shows_no_token_is_told_nothing(tmp_path: Path) -> None:
     with AdminService(tmp_path, agents=0) as service:
         assert service.ask("GET", "/v1/agents", role="").status == 401
         assert service.ask("GET", "/v1/agents", role="viewer").body["items"] == []
+
+
+def test_a_body_of_another_type_is_told_to_be_json(tmp_path: Path) -> None:
+    with AdminService(tmp_path, agents=0) as service:
+        form = {"Content-Type": "application/x-www-form-urlencoded"}
+        told = service.ask("PUT", "/v1/tenants/acme", {"is_erasable": True}, headers=form)
+        assert (told.status, told.body["detail"]) == (
+            422,
+            "the body is not declared as JSON: send Content-Type: application/json",
+        )
+        typed = {"Content-Type": "application/json; charset=utf-8"}
+        wrong = service.ask("PUT", "/v1/tenants/acme", {"quota": 1}, headers=typed)
+        assert (wrong.status, "body.quota" in wrong.body["detail"]) == (422, True)
+        assert service.ask("PUT", "/v1/tenants/acme", {}, headers=typed).status == 201

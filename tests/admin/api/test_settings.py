@@ -91,13 +91,17 @@ def test_settings_are_set_and_taken_back_by_command(service: AdminService, ostra
     shown = [line.split(maxsplit=1) for line in ostraca("settings", "show").out.splitlines()]
     etag = shown[-1][1].strip()
     assert [each[1].strip() for each in shown[:-1]] == [
-        *("900.0", "debug", "9", "2.5", "unset", "False", "unset"),
+        *("900.0", "debug", "9", "2.5", "unset", "off", "unset"),
     ]
     unset = ostraca("settings", "unset", "log_level", "requests_max", "--json", "--if-match", etag)
     assert unset.json == {**UNSET, "scrub": False, "deadline_max_s": 2.5}
     late = ostraca("settings", "unset", "scrub", "--if-match", etag)
     assert (late.code, "then decide" in late.err) == (3, True)
-    assert ostraca("settings", "set", "colour=blue").code == 2
+    unknown = ostraca("settings", "set", "colour=blue")
+    assert (unknown.code, "'colour' is no live setting: take any of key_ttl_s, log_level" in unknown.err) == (
+        2,
+        True,
+    )
     assert ostraca("settings", "set", "log_level").code == 2
     ostraca.become("operator")
     assert ostraca("settings", "unset", "scrub").code == 1

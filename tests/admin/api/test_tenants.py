@@ -166,6 +166,17 @@ def test_what_a_tenant_uses_is_what_owners_of_its_pool_say(service: AdminService
     assert service.ask("PUT", "/v1/tenants/acme", {}).body["flash_used_bytes"] is None
 
 
+def test_names_of_tenants_are_checked_by_the_command(service: AdminService, ostraca: Commands) -> None:
+    for argv in (("add", "Acme"), ("show", "Acme"), ("erase", "acme", "--volume", "V")):
+        ran = ostraca("tenant", *argv)
+        assert (ran.code, "is not a usable name: take 1 to 63 of a-z" in ran.err) == (2, True)
+    missing = ostraca("tenant", "show", "nobody")
+    assert (missing.code, missing.err) == (
+        1,
+        "ostraca: no tenant nobody exists: create tenants by `ostraca tenant add`, or PUT /v1/tenants/NAME\n",
+    )
+
+
 def test_tenants_from_the_command_line(service: AdminService, ostraca: Commands) -> None:
     keys_live(service, 0.1)
     ran = ostraca("tenant", "add", "acme", "--flash", "8TiB", "--rate", "2GiB", "--erasable")

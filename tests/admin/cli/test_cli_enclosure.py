@@ -13,6 +13,7 @@ from tests.admin.shelf import Shelf
 
 from ostraca_admin.model import OperationState
 from ostraca_cli.commands.admin import client, watching
+from ostraca_cli.program import main
 from ostraca_cli.terminal import tables
 from ostraca_fabric.model.fabric_map import EnclosureState
 from ostraca_fabric.model.ids import EnclosureId
@@ -109,6 +110,33 @@ def test_what_makes_no_sense_to_the_service_is_bad_usage(service: AdminService, 
     assert ostraca("enclosure", "list", "--json").json["items"] == []
 
 
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (("add", "Shelf_X!", "--controller", "files:///x"), "enclosure 'Shelf_X!' is not a usable name"),
+        (("show", "shelf/1"), "enclosure 'shelf/1' is not a usable name"),
+        (("add", "s", "--controller", "files:///x", "--secret", "A"), "secret 'A' is not a usable name"),
+        (("add", "s", "--controller", "files:///x", "--failure-domain", "A"), "failure domain 'A' is not"),
+        (
+            ("add", "s", "--controller", "files:///x", "--segment", "300MiB"),
+            "write whole MiB, from 1MiB to 256",
+        ),
+        (("add", "s", "--controller", "files:///x", "--segment", "1.5MiB"), "write whole MiB"),
+        (("add", "s", "--controller", "files:///x", "--drive", "abc"), "'abc' is no NGUID"),
+        (("expand", "s", "--wipe", "abc"), "'abc' is no NGUID"),
+        (("replace", "s", "drive-0", "--with", "abc"), "'abc' is no NGUID: write its 32 hexadecimal digits"),
+        (("replace", "s", "s/drive-0"), "drive 's/drive-0' is not a usable name"),
+    ],
+)
+def test_arguments_are_checked_without_a_service(
+    argv: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["enclosure", *argv, "--admin", "http://127.0.0.1:1"]) == 2
+    said = capsys.readouterr().err
+    assert told in said
+    assert "body." not in said
+
+
 def test_an_enclosure_without_an_nqn_has_one_of_its_name(service: AdminService, ostraca: Commands) -> None:
     shelf = service.shelf("shelf-1")
     added = ostraca("enclosure", "add", "shelf-1", "--controller", shelf.controller, "--json")
@@ -149,10 +177,8 @@ def test_show_says_all_of_an_enclosure_in_whole_words_where_no_terminal_cuts_the
         ostraca("enclosure", "show", "shelf-1", "--json").json,
     )
     missing = ostraca("enclosure", "show", "shelf-2")
-    assert (missing.code, missing.err) == (
-        1,
-        "ostraca: enclosure shelf-2 is not registered: list all at /v1/enclosures\n",
-    )
+    advice = "list all by `ostraca enclosure list`, or at /v1/enclosures"
+    assert (missing.code, missing.err) == (1, f"ostraca: enclosure shelf-2 is not registered: {advice}\n")
 
 
 def test_lines_of_a_piped_view_end_with_their_text(service: AdminService, ostraca: Commands) -> None:
@@ -262,10 +288,8 @@ def test_who_watches_a_drain_that_is_taken_back_is_told_so(service: AdminService
     assert ran.err.startswith("ostraca: drain of shelf-1 cancelled: superseded by undrain (operation ")
     assert ostraca("operation", "show", begun["id"]).code == 0
     missing = ostraca("operation", "show", "nothing", "--watch")
-    assert (missing.code, missing.err) == (
-        1,
-        "ostraca: operation nothing does not exist: list all at /v1/operations\n",
-    )
+    advice = "list all by `ostraca operation list`, or at /v1/operations"
+    assert (missing.code, missing.err) == (1, f"ostraca: operation nothing does not exist: {advice}\n")
 
 
 def test_ctrl_c_leaves_long_work_to_itself_and_says_how_to_watch_it(service: AdminService) -> None:

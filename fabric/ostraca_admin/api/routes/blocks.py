@@ -114,7 +114,9 @@ async def prefetch(service: Service, _: Operator, form: PrefetchForm) -> Prefetc
     record = await volume_of(service, form.tenant, form.volume)
     agent = AgentId(form.agent)
     if agent not in service.membership.map.agents:
-        raise NotFoundError(f"agent {agent} is not in the fabric: list agents at /v1/agents")
+        raise NotFoundError(
+            f"agent {agent} is not in the fabric: list agents by `ostraca fabric agents`, or at /v1/agents"
+        )
     blocks = sum(len(chain.engine_hashes) for chain in form.chains)
     if blocks > BLOCKS_MAX:
         raise UsageError(f"{blocks} blocks in a prefetch exceed the limit: send at most {BLOCKS_MAX}")

@@ -14,19 +14,22 @@ from ostraca_cli.commands.admin.options import (
     change,
     client_of,
     if_match,
+    name_argument,
+    nguid_argument,
+    optional,
     print_done,
     print_list,
     report_start,
+    segment_argument,
     service_action,
     show,
 )
-from ostraca_cli.terminal.units import size_argument
 from ostraca_fabric.errors import ConnectError
 
 _PATH = "/v1/enclosures/{name}"
 _WAIT_S = 120.0
 
-_NAME = option("name", metavar="NAME", help="the enclosure")
+_NAME = option("name", type=name_argument("enclosure"), metavar="NAME", help="the enclosure")
 _IF_MATCH = if_match("enclosure")
 _FORCE = option(
     "--force",
@@ -34,11 +37,18 @@ _FORCE = option(
     help="proceed even at the limit of placement epochs: lookups then miss blocks of the oldest placement "
     "epoch",
 )
-_DRIVES = {"action": "append", "default": [], "dest": "drives", "metavar": "NGUID"}
+_DRIVES = {
+    "action": "append",
+    "default": [],
+    "dest": "drives",
+    "type": nguid_argument,
+    "metavar": "NGUID",
+}
 _WIPE = option(
     "--wipe",
     action="append",
     default=[],
+    type=nguid_argument,
     metavar="NGUID",
     help="format this drive even with contents: ALL CONTENTS ARE LOST (may be repeated)",
 )
@@ -104,12 +114,14 @@ _ACTIONS = one_action(
         ),
         option(
             "--secret",
+            type=optional(name_argument("secret")),
             default="",
             metavar="NAME",
             help="name of the secret for authentication at the enclosure (default: none)",
         ),
         option(
             "--failure-domain",
+            type=optional(name_argument("failure domain")),
             default="",
             metavar="NAME",
             help="group of enclosures with a common cause of failure (default: a domain of its own)",
@@ -118,7 +130,7 @@ _ACTIONS = one_action(
         _WIPE,
         option(
             "--segment",
-            type=size_argument,
+            type=segment_argument,
             default=0,
             dest="segment_bytes",
             metavar="SIZE",
@@ -199,10 +211,13 @@ _ACTIONS = one_action(
         "replace",
         partial(change, path=_PATH + "/drives/{drive}:replace", fields=("replacement", "wipe", "force")),
         _NAME,
-        option("drive", metavar="DRIVE", help="name of the old drive, as in drive-3"),
+        option(
+            "drive", type=name_argument("drive"), metavar="DRIVE", help="name of the old drive, as in drive-3"
+        ),
         option(
             "--with",
             dest="replacement",
+            type=optional(nguid_argument),
             default="",
             metavar="NGUID",
             help="the new drive (default: the only unused drive)",

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ostraca_cli.command import AddOption, action, group, option, seconds_argument
 from ostraca_cli.terminal.streams import write_line
+from ostraca_cli.terminal.units import size_argument
 from ostraca_fabric.errors import FormatError, UsageError
+from ostraca_fabric.model.extent import MIB, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
+from ostraca_fabric.model.ids import checked_name
+from ostraca_fabric.model.target import check_nguid
 from ostraca_fabric.sockets.default_paths import (
     ADMIN_TOKEN_VARIABLE,
     ADMIN_URL,
@@ -86,6 +91,39 @@ def volume_argument(text: str) -> tuple[str, str]:
     if not (tenant and name) or "/" in name:
         raise argparse.ArgumentTypeError(f"{text!r} is no volume: write TENANT/NAME")
     return tenant, name
+
+
+def name_argument(noun: str) -> Callable[[str], str]:
+    """Return the parser of a name for argparse; *noun* names the object in the message."""
+    return lambda text: _checked(partial(checked_name, noun), text)
+
+
+def nguid_argument(text: str) -> str:
+    """Parse an NGUID, for argparse."""
+    return _checked(check_nguid, text)
+
+
+def optional(parse: Callable[[str], str]) -> Callable[[str], str]:
+    """Return a parser for argparse that accepts an empty text as well."""
+    return lambda text: text and parse(text)
+
+
+def segment_argument(text: str) -> int:
+    """Parse the size of a segment, for argparse; 0 means the default."""
+    size_bytes = size_argument(text)
+    if size_bytes and (size_bytes % MIB or not SEGMENT_BYTES_MIN <= size_bytes <= SEGMENT_BYTES_MAX):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no size of a segment: write whole MiB, from {SEGMENT_BYTES_MIN // MIB}MiB to "
+            f"{SEGMENT_BYTES_MAX // MIB}MiB"
+        )
+    return size_bytes
+
+
+def _checked(check: Callable[[str], str], text: str) -> str:
+    try:
+        return check(text)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def client_of(options: argparse.Namespace) -> AdminClient:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ostraca_cli.command import Command, one_action, option, run_action
 from ostraca_cli.commands.admin.options import client_of, if_match, print_resource, service_action, show
+from ostraca_fabric.errors import UsageError, shown
 
 _PATH = "/v1/settings"
 _WORDS = {"on": True, "off": False}
@@ -31,8 +32,10 @@ def _change(options: argparse.Namespace, changes: Mapping[str, object]) -> int:
     """Read the settings and store them with *changes*, guarded by the ETag."""
     client = client_of(options)
     before = client.get(_PATH)
-    settings: dict[str, Any] = {**json.loads(before.body), **changes}
-    response = client.ask("PUT", _PATH, settings, if_match=options.if_match or before.etag)
+    settings: dict[str, Any] = json.loads(before.body)
+    if unknown := [name for name in changes if name not in settings]:
+        raise UsageError(f"{shown(unknown[0])} is no live setting: take any of {', '.join(settings)}")
+    response = client.ask("PUT", _PATH, {**settings, **changes}, if_match=options.if_match or before.etag)
     return print_resource(options, "settings", response)
 
 

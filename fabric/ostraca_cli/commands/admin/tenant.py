@@ -12,6 +12,8 @@ from ostraca_cli.commands.admin.options import (
     ask,
     change,
     if_match,
+    name_argument,
+    optional,
     print_done,
     print_list,
     print_resource,
@@ -21,7 +23,7 @@ from ostraca_cli.commands.admin.options import (
 from ostraca_cli.terminal.units import size_argument
 
 _PATH = "/v1/tenants/{name}"
-_NAME = option("name", metavar="NAME", help="the tenant")
+_NAME = option("name", type=name_argument("tenant"), metavar="NAME", help="the tenant")
 _IF_MATCH = if_match("tenant")
 
 
@@ -38,7 +40,12 @@ _ACTIONS = one_action(
     service_action(
         "add",
         _add,
-        option("name", metavar="NAME", help="the tenant, as named in the files of tokens"),
+        option(
+            "name",
+            type=name_argument("tenant"),
+            metavar="NAME",
+            help="the tenant, as named in the files of tokens",
+        ),
         option(
             "--flash",
             type=size_argument,
@@ -93,7 +100,13 @@ _ACTIONS = one_action(
         "erase",
         partial(change, path=f"{_PATH}:erase", fields=("volume",)),
         _NAME,
-        option("--volume", default="", metavar="NAME", help="erase only this volume (default: all)"),
+        option(
+            "--volume",
+            type=optional(name_argument("volume")),
+            default="",
+            metavar="NAME",
+            help="erase only this volume (default: all)",
+        ),
         WATCH,
         summary="erase the blocks of a tenant",
         description=(

@@ -61,7 +61,7 @@ def operation_view(operation: OperationView, *, is_live: bool = False) -> Group:
 
     *is_live*: the view is refreshed in place.
     """
-    steps = Table.grid(padding=(0, 1))
+    steps = Table.grid(Column(), Column(), folded(""), padding=(0, 1))
     for step in operation.steps:
         steps.add_row(_mark(step, is_live=is_live), _text(step.name), _text(step.message))
     head = Text.assemble(
@@ -163,7 +163,7 @@ _PLACES: tuple[_Column, ...] = (
     (number("placement epoch"), lambda each: str(each.placement_epoch)),
     (folded("enclosure"), lambda each: each.enclosure if each.shard else "none"),
     (folded("shard"), lambda each: each.shard or "–"),
-    ("owner", lambda each: (each.owner or "none") if each.shard else "–"),
+    (folded("owner"), lambda each: (each.owner or "none") if each.shard else "–"),
     (number("epoch"), lambda each: str(each.owner_epoch) if each.shard else "–"),
 )
 
@@ -193,7 +193,7 @@ _LISTS: dict[str, tuple[type[Any], *tuple[_Column, ...]]] = {
         ("phase", lambda each: each.status.phase),
         (number("drives"), lambda each: str(sum(drive.is_in_map for drive in each.status.drives))),
         (number("usable"), lambda each: size_text(each.status.usable_bytes)),
-        ("failure domain", lambda each: each.spec.failure_domain or "–"),
+        (folded("failure domain"), lambda each: each.spec.failure_domain or "–"),
         (
             folded("last operation"),
             lambda each: f"{each.status.operation.kind} {each.status.operation.state}",
@@ -214,7 +214,7 @@ _LISTS: dict[str, tuple[type[Any], *tuple[_Column, ...]]] = {
         (folded("shard"), lambda each: each.id),
         (number("size"), lambda each: size_text(each.size_bytes)),
         (number("weight"), lambda each: size_text(each.weight) if each.weight else "closed"),
-        ("owner", lambda each: each.owner or "none"),
+        (folded("owner"), lambda each: each.owner or "none"),
         (number("epoch"), lambda each: str(each.owner_epoch)),
     ),
     "tenants": (
@@ -227,7 +227,7 @@ _LISTS: dict[str, tuple[type[Any], *tuple[_Column, ...]]] = {
     ),
     "volumes": (
         VolumeView,
-        ("tenant", lambda each: each.tenant),
+        (folded("tenant"), lambda each: each.tenant),
         (folded("volume"), lambda each: each.name),
         ("switch", lambda each: each.switch),
         (number("block"), lambda each: size_text(each.block_bytes)),
@@ -285,9 +285,7 @@ _RESOURCES: dict[
     "placement": (PlacementView, lambda _: (), lambda found: _columns(found.places, _PLACES)),
     "settings": (
         dict,
-        lambda found: tuple(
-            (name, "unset" if value is None else str(value)) for name, value in found.items()
-        ),
+        lambda found: tuple((name, _setting(value)) for name, value in found.items()),
     ),
     "tenant": (
         TenantView,
@@ -317,6 +315,13 @@ def _running(operation: OperationView) -> str:
     return next((step.name for step in operation.steps if step.state == "running"), "")
 
 
+def _setting(value: object) -> str:
+    """Write a setting as accepted by `ostraca settings set`."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "unset" if value is None else str(value)
+
+
 def _yes(is_so: bool) -> str:  # noqa: FBT001 (the value to write)
     return "yes" if is_so else "no"
 
@@ -329,7 +334,7 @@ def _mark(step: StepView, *, is_live: bool) -> RenderableType:
 
 def _facts(facts: Iterable[tuple[str, str]]) -> Table:
     """Return a table of names and values."""
-    shown = Table.grid(padding=(0, 2))
+    shown = Table.grid(Column(), folded(""), padding=(0, 2))
     for name, fact in facts:
         shown.add_row(Text(name, "bold"), _text(fact))
     return shown
