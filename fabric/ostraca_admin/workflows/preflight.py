@@ -140,7 +140,8 @@ def format_verdict(
         if (problem := _problem(drive, found, wipe)) or (
             problem := _too_small(found, segment_bytes, volumes)
         ):
-            problems.append(f"{drive.nguid} ({found.model or 'drive'} {found.serial}): {problem}".rstrip())
+            described = f"{found.model or 'drive'} {found.serial}".rstrip()
+            problems.append(f"{drive.nguid} ({described}): {problem}")
         if drive.nguid in reported:
             doubts += [f"{drive.nguid}: {doubt}" for doubt in reported[drive.nguid].doubts]
     detail: dict[str, Any] = {"doubts": doubts} if doubts else {}

@@ -161,6 +161,22 @@ def test_a_drive_is_formatted_if_it_is_empty_ours_or_named(
         assert ONE in verdict.message
 
 
+@pytest.mark.parametrize(
+    ("model", "serial", "described"), [("m", "s", "(m s): "), ("m", "", "(m): "), ("", "", "(drive): ")]
+)
+def test_a_refused_drive_is_described_by_what_is_known(model: str, serial: str, described: str) -> None:
+    found = msgspec.structs.replace(seen(ONE, Content.OTHER), model=model, serial=serial)
+    verdict = format_verdict(
+        with_drive(NEW, seen(ONE), "a" * 32).drives,
+        {ONE: found},
+        wipe=frozenset(),
+        segment_bytes=MIB,
+        report=None,
+        volumes=(),
+    )
+    assert verdict.message.startswith(f"{ONE} {described}")
+
+
 def test_a_drive_too_small_for_some_volume_is_not_formatted() -> None:
     volume = VolumeRecord(TenantId("t"), "v", Layout("m", "bf16", 16), 2 * MIB)
     drives = with_drive(NEW, seen(ONE), "a" * 32).drives

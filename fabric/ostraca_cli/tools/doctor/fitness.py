@@ -25,8 +25,9 @@ def find_drives(names: Sequence[str], inventory: Inventory | None = None) -> tup
     found = (inventory or NvmeDrives(time.monotonic)).look()
     for name in names:
         if not any(drive.is_called(name) for drive in found):
-            there = ", ".join(drive.device for drive in found) or "none"
-            raise UsageError(f"{name} is no NVMe drive of this machine: take any of {there}")
+            there = ", ".join(drive.device for drive in found)
+            remedy = f"take any of {there}" if there else "this machine has no NVMe drive"
+            raise UsageError(f"{name} is no NVMe drive of this machine: {remedy}")
     return tuple(drive for drive in found if any(drive.is_called(name) for name in names))
 
 

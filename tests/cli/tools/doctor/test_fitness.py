@@ -55,6 +55,11 @@ def test_a_mounted_one_is_never_exported(machine: Machine) -> None:
     )
 
 
+def test_a_machine_without_drives_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"nvme0n1 is no NVMe drive .*: this machine has no NVMe drive$"):
+        find_drives(["nvme0n1"], Machine(tmp_path).drives)
+
+
 def test_one_that_is_not_there_is_named_beside_those_that_are(machine: Machine) -> None:
     with pytest.raises(UsageError, match=r"nvme9n1 is no NVMe drive of this machine.*nvme0n1, .*nvme1n1"):
         find_drives(["nvme9n1"], machine.drives)
