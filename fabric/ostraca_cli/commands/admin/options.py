@@ -12,7 +12,6 @@ from ostraca_cli.command import AddOption, action, group, option, seconds_argume
 from ostraca_cli.terminal.streams import write_line
 from ostraca_cli.terminal.units import size_argument
 from ostraca_fabric.errors import FormatError, UsageError
-from ostraca_fabric.model.extent import MIB, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN
 from ostraca_fabric.model.ids import checked_name
 from ostraca_fabric.model.target import check_nguid
 from ostraca_fabric.sockets.default_paths import (
@@ -110,6 +109,8 @@ def optional(parse: Callable[[str], str]) -> Callable[[str], str]:
 
 def segment_argument(text: str) -> int:
     """Parse the size of a segment, for argparse; 0 means the default."""
+    from ostraca_fabric.model.extent import MIB, SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN  # loads numpy
+
     size_bytes = size_argument(text)
     if size_bytes and (size_bytes % MIB or not SEGMENT_BYTES_MIN <= size_bytes <= SEGMENT_BYTES_MAX):
         raise argparse.ArgumentTypeError(
