@@ -49,7 +49,7 @@ def etcd(tmp_path: Path) -> Iterator[Cluster]:
 )
 def test_the_enclosure_on_files_works_as_it_is(etcd: Cluster, tmp_path: Path) -> None:
     def here(text: str) -> str:
-        text = text.replace("/tmp/shelf", str(tmp_path / "shelf")).replace("1GiB", "1MiB")
+        text = text.replace("/tmp/shelf", str(tmp_path / "shelf")).replace("1GiB", "3MiB")
         return text.replace("127.0.0.1:2379", etcd.endpoints[0])
 
     ostraca = [sys.executable, "-m", "ostraca_cli"]
