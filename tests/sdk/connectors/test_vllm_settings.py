@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,12 @@ def test_an_unknown_setting_is_refused_with_the_one_that_was_meant() -> None:
         ({"load_deadline_s": "5"}, "load_deadline_s"),
         ({"load_deadline_s": 0}, "load_deadline_s is 0"),
         ({"pin_s": -1}, "pin_s is -1"),
+        ({"pin_s": 20_000}, "pin_s is 20000.0: give at most 3600; pass seconds, not milliseconds"),
+        ({"load_deadline_s": 3600.1}, "load_deadline_s is 3600.1: give at most 3600"),
+        ({"connect_retry_s": math.inf}, "connect_retry_s is inf: give at most 3600"),
+        ({"close_deadline_s": 1e30}, "close_deadline_s is 1e"),
+        ({"pin_s": math.nan}, "pin_s is nan"),
+        ({"lookup_deadline_s": math.nan}, "lookup_deadline_s is nan"),
         ({"locality": "NEAR"}, "LOCAL, REMOTE, or leave it out"),
         ({"transports": ["rdma"]}, "transports"),
         ({"agents": 7}, "agents"),
@@ -34,6 +41,10 @@ def test_an_unknown_setting_is_refused_with_the_one_that_was_meant() -> None:
 def test_a_wrong_setting_is_refused_by_its_name(config: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         TierSettings.of(config)
+
+
+def test_an_hour_is_a_duration_and_rates_have_no_limit_of_durations() -> None:
+    assert TierSettings(pin_s=3600.0, recheck_chunks_per_s=20_000, prefill_tokens_per_s=1e9).pin_s == 3600.0
 
 
 def test_the_fingerprint_of_weights_is_revision_and_digest_of_the_file(tmp_path: Path) -> None:

@@ -18,6 +18,13 @@ from ostraca_fabric.wire.address import parse_address
 WEIGHTS_FILE_BYTES_MAX = 64 * MIB
 """Largest ``weights_file``: the engine waits while the file is read."""
 
+_DURATION_S_MAX = ClientSettings().deadline_s_max
+
+
+def _is_duration(name: str) -> bool:
+    """Tell whether a setting is a time in seconds, and no rate."""
+    return name.endswith("_s") and not name.endswith("_per_s")
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSettings:
@@ -156,6 +163,11 @@ class ConnectorSettings:
                 raise UsageError(f"{field.name} is {value}: give 0 or more")
             if field.name not in self.MAY_BE_ZERO and field.name.endswith(("_s", "_max")) and not value > 0:
                 raise UsageError(f"{field.name} is {value}: give a value above zero")
+            if _is_duration(field.name) and value > _DURATION_S_MAX:
+                raise UsageError(
+                    f"{field.name} is {value}: give at most {_DURATION_S_MAX:.0f}; pass seconds, not "
+                    "milliseconds"
+                )
         for address in self.agents:
             parse_address(address)
         self.client()

@@ -69,6 +69,7 @@ def test_the_layout_last_seen_counts_and_the_oldest_family_leaves_first() -> Non
         ({"break_even_tokens": 1}, "break_even_tokens has no effect"),
         ({"prefill_tokens_per_s": 1.0}, "prefill_tokens_per_s has no effect"),
         ({"pin_s": -1}, "pin_s is -1"),
+        ({"start_wait_s": 10_000}, "start_wait_s is 10000.0: give at most 3600"),
         ({"agents": "http://host"}, "http://host"),
     ],
 )

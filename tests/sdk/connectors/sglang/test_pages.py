@@ -225,6 +225,7 @@ def test_pools_without_addresses_or_with_an_unknown_type_are_refused() -> None:
         ({"block_bytes": BLOCK_BYTES_MAX + 1}, "block_bytes is"),
         ({"loads_inflight_chunks_max": 1}, "loads_inflight_chunks_max has no effect"),
         ({"agents": "http://host"}, "http://host"),
+        ({"load_deadline_s": 5000}, "load_deadline_s is 5000.0: give at most 3600; pass seconds"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_advice(config: dict[str, object], words: str) -> None:
