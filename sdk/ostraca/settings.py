@@ -242,7 +242,7 @@ def _checked_transports(value: object) -> tuple[str, ...]:
         or not all(isinstance(each, str) and each in _TRANSPORTS for each in value)
     ):
         raise UsageError(
-            f"transports is {described(value)}: name at least one of {', '.join(_TRANSPORTS)}, in a tuple"
+            f"transports is {described(value)}: name at least one of {', '.join(_TRANSPORTS)}, in a list"
         )
     return tuple(str.__str__(each) for each in value)
 

@@ -13,6 +13,7 @@ from ostraca.connectors.vllm.plugin import register
 from ostraca.connectors.vllm.settings import TierSettings
 from ostraca.connectors.vllm.shape import check_chunk_bytes
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.volume import BLOCK_BYTES_MAX
 
 
 def test_an_unknown_setting_is_refused_with_the_one_that_was_meant() -> None:
@@ -33,7 +34,13 @@ def test_an_unknown_setting_is_refused_with_the_one_that_was_meant() -> None:
         ({"pin_s": math.nan}, "pin_s is nan"),
         ({"lookup_deadline_s": math.nan}, "lookup_deadline_s is nan"),
         ({"locality": "NEAR"}, "LOCAL, REMOTE, or leave it out"),
-        ({"transports": ["rdma"]}, "transports"),
+        ({"transports": ["rdma"]}, "transports is .*: name at least one of nixl, inline, in a list"),
+        ({"arena_bytes": 1 << 20}, "arena_bytes is 1048576: give at least 16777216"),
+        ({"arena_bytes": 1000}, "arena_bytes is 1000: give at least 16777216"),
+        (
+            {"arena_bytes": 20_000_000},
+            "arena_bytes is 20000000: give a multiple of 4096, or at least 33554432",
+        ),
         ({"agents": 7}, "agents"),
         ({"agents": "http://host"}, "http://host"),
     ],
@@ -41,6 +48,12 @@ def test_an_unknown_setting_is_refused_with_the_one_that_was_meant() -> None:
 def test_a_wrong_setting_is_refused_by_its_name(config: dict[str, object], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         TierSettings.of(config)
+
+
+@pytest.mark.parametrize("arena_bytes", [16 << 20, (16 << 20) + 4096, 32 << 20, 100_000_000])
+def test_the_largest_block_fits_into_every_arena(arena_bytes: int) -> None:
+    client = TierSettings(arena_bytes=arena_bytes).client()
+    assert BLOCK_BYTES_MAX <= client.chunk_bytes <= client.arena_bytes == arena_bytes
 
 
 def test_an_hour_is_a_duration_and_rates_have_no_limit_of_durations() -> None:

@@ -13,6 +13,8 @@ import msgspec
 
 from ostraca.settings import MIB, ClientSettings
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.extent import PAGE_BYTES
+from ostraca_fabric.model.volume import BLOCK_BYTES_MAX
 from ostraca_fabric.wire.address import parse_address
 
 WEIGHTS_FILE_BYTES_MAX = 64 * MIB
@@ -130,7 +132,7 @@ class ConnectorSettings:
     """Interval of attempts to reach a fabric for the first time."""
 
     arena_bytes: int = 256 * MIB
-    """Memory for block transfers, as in ClientSettings."""
+    """Memory for block transfers, as in ClientSettings, at least the size of the largest block."""
 
     transports: tuple[str, ...] = ("nixl", "inline")
     """Transports, best first, as in ClientSettings."""
@@ -170,6 +172,7 @@ class ConnectorSettings:
                 )
         for address in self.agents:
             parse_address(address)
+        self._check_arena()
         self.client()
 
     def weights(self) -> str:
@@ -199,7 +202,7 @@ class ConnectorSettings:
         """
         return ClientSettings(
             arena_bytes=self.arena_bytes,
-            chunk_bytes=min(ClientSettings().chunk_bytes, self.arena_bytes),
+            chunk_bytes=self._chunk_bytes,
             quarantine_bytes_max=max(1, self.arena_bytes // 2),
             transports=self.transports,
             token_file=self.token_file,
@@ -207,3 +210,17 @@ class ConnectorSettings:
             tls_cert=self.tls_cert,
             tls_key=self.tls_key,
         )
+
+    def _check_arena(self) -> None:
+        """Refuse an arena whose chunks are too small for a block, or no whole pages. Raises UsageError."""
+        problem = f"arena_bytes is {self.arena_bytes}: give"
+        if self.arena_bytes < BLOCK_BYTES_MAX:
+            raise UsageError(f"{problem} at least {BLOCK_BYTES_MAX}, the size of the largest block")
+        if self._chunk_bytes % PAGE_BYTES:
+            whole = ClientSettings().chunk_bytes
+            raise UsageError(f"{problem} a multiple of {PAGE_BYTES}, or at least {whole}")
+
+    @property
+    def _chunk_bytes(self) -> int:
+        """Size of the arena's chunks."""
+        return min(ClientSettings().chunk_bytes, self.arena_bytes)
