@@ -297,7 +297,10 @@ def _settings(extra_config: Mapping[str, Foreign]) -> SglangSettings:
     misplaced = extra_config.keys() & {field.name for field in fields(SglangSettings)}
     if misplaced:
         raise UsageError(f'{min(misplaced)} belongs into "ostraca" of the extra configuration')
-    settings = SglangSettings.of(extra_config.get("ostraca", {}))
+    entry = extra_config.get("ostraca", {})
+    if not isinstance(entry, Mapping):
+        raise UsageError('"ostraca" of the extra configuration must be an object')
+    settings = SglangSettings.of(entry)
     if settings.prefix_keys and not extra_config.get("interface_v1"):
         raise UsageError('prefix_keys needs "interface_v1": 1 in the extra configuration')
     return settings

@@ -314,6 +314,8 @@ def test_injected_failures_and_delays_cost_pages_and_never_bring_wrong_bytes(
         ({}, "no agent could be reached"),
         ({"transports": ["nixl"]}, "no fabric yet"),
         ({"top": {"agents": "unix:///x.sock"}}, 'agents belongs into "ostraca"'),
+        ({"top": {"ostraca": None}}, '"ostraca" of the extra configuration must be an object'),
+        ({"top": {"ostraca": "unix:///x.sock"}}, '"ostraca" of the extra configuration must be an object'),
         ({"top": {"interface_v1": 0}}, 'prefix_keys needs "interface_v1": 1'),
     ],
 )
