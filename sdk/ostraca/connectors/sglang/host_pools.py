@@ -91,7 +91,10 @@ def main_pool(
         part_bytes = (pool.get_dummy_flat_data_page().nbytes,)
     stored = str(pool.dtype).removeprefix("torch.")
     if stored == _BITS_8 and part_bytes and not kv_cache_dtype:
-        raise UsageError("the KV cache has 8 bits of an unknown type: set kv_cache_dtype")
+        raise UsageError(
+            'the KV cache has 8 bits of an unknown type: set kv_cache_dtype in "ostraca" of the extra '
+            "configuration, as in --kv-cache-dtype"
+        )
     identity = RankIdentity(
         model=config.model_name or "unnamed",
         dtype=stored,

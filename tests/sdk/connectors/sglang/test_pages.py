@@ -210,7 +210,7 @@ def test_memory_of_flat_pages_is_viewed_in_place_and_both_kinds_of_pages_are_tol
 def test_pools_without_addresses_or_with_an_unknown_type_are_refused() -> None:
     with pytest.raises(ValueError, match="Unsupported layout: other"):
         main_pool(PlainPool(1, layout="other"), rank_config(), block_bytes=1 << 20, kv_cache_dtype="")
-    with pytest.raises(UsageError, match="set kv_cache_dtype"):
+    with pytest.raises(UsageError, match='set kv_cache_dtype in "ostraca" of the extra configuration'):
         main_pool(PlainPool(1, dtype="uint8"), rank_config(), block_bytes=1 << 20, kv_cache_dtype="")
 
 
