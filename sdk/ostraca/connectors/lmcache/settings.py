@@ -6,7 +6,7 @@ The L2 adapter has the keys in ``adapter_params``, the storage plug-in in ``extr
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Self
 
 from ostraca.connectors.kv_identity.identity import GroupIdentity, KvIdentity
@@ -17,6 +17,7 @@ from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.volume import BLOCK_BYTES_MAX, Layout
 
 _PREFIX = "ostraca."
+_PLUGINS = "storage_plugin."
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,22 @@ class LmcacheSettings(ConnectorSettings):
 
         Raises UsageError with the wrong key and a remedy.
         """
-        given = (config or {}).items()
+        given = config or {}
+        for name in given:
+            cls._check_place(name, given)
         return cls.of(
-            {name.removeprefix(_PREFIX): value for name, value in given if name.startswith(_PREFIX)}
+            {name.removeprefix(_PREFIX): value for name, value in given.items() if name.startswith(_PREFIX)}
         )
+
+    @classmethod
+    def _check_place(cls, name: str, given: Mapping[str, object]) -> None:
+        """Refuse a setting that is nested, or among the keys by which LMCache finds the plug-in."""
+        if name == _PREFIX.removesuffix("."):
+            raise UsageError(f"extra_config has a key {name!r}: write each setting as {_PREFIX}NAME")
+        plugin, _, setting = name.rpartition(".")
+        is_ours = str(given.get(f"{plugin}.module_path", "")).startswith(_PREFIX)
+        if plugin.startswith(_PLUGINS) and is_ours and setting in {field.name for field in fields(cls)}:
+            raise UsageError(f"{name} of extra_config has no effect: write {_PREFIX}{setting}")
 
     def __post_init__(self) -> None:
         """Refuse invalid values. Raises UsageError."""

@@ -95,6 +95,10 @@ def test_revision_weights_and_block_size_have_layouts_of_their_own(tmp_path: Pat
 def test_an_engines_extra_config_holds_the_settings_beside_keys_of_others() -> None:
     config: dict[str, object] = {
         "storage_plugin.ostraca.class_name": "OstracaStorageBackend",
+        "storage_plugin.ostraca.module_path": "ostraca.connectors.lmcache",
+        "storage_plugin.other.module_path": "other.plugin",
+        "storage_plugin.other.tenant": "of the other plug-in",
+        "tenant": "of others",
         "dax.device_path": "/dev/dax0.0",
         "ostraca.agents": "unix:///agent.sock",
         "ostraca.pin_s": 1,
@@ -103,3 +107,22 @@ def test_an_engines_extra_config_holds_the_settings_beside_keys_of_others() -> N
     assert LmcacheSettings.of_extra_config(None) == LmcacheSettings()
     with pytest.raises(UsageError, match="did you mean pin_s"):
         LmcacheSettings.of_extra_config({"ostraca.pins": 1})
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"ostraca": {"agents": "unix:///agent.sock"}},
+            "has a key 'ostraca': write each setting as ostraca.NAME",
+        ),
+        ({"ostraca": None}, "has a key 'ostraca'"),
+        (
+            {"storage_plugin.pod.module_path": "ostraca.connectors.lmcache", "storage_plugin.pod.pin_s": 1},
+            "storage_plugin.pod.pin_s of extra_config has no effect: write ostraca.pin_s",
+        ),
+    ],
+)
+def test_a_setting_in_the_wrong_place_is_refused(config: dict[str, object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        LmcacheSettings.of_extra_config(config)
