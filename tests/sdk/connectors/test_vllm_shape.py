@@ -37,9 +37,23 @@ def test_a_random_seed_is_told_where_hashes_depend_on_it(
 
 
 @pytest.mark.parametrize(
-    ("hash_bytes", "seed", "common"), [(16, "7", "7"), (16, "random", ""), (16, None, ""), (32, "7", "")]
+    ("hash_bytes", "seed", "common"),
+    [
+        (16, "7", "7"),
+        (16, "random", ""),
+        (16, None, ""),
+        (32, "7", "7"),
+        (32, "random", "random"),
+        (32, None, "vllm-none-hash"),
+    ],
 )
-def test_engines_must_agree_on_a_fixed_seed_of_seeded_hashes(
+def test_engines_must_agree_on_a_fixed_seed_of_their_hashes(
     hash_bytes: int, seed: str | None, common: str
 ) -> None:
     assert common_seed(hash_bytes, {} if seed is None else {VARIABLE: seed}) == common
+
+
+def test_an_empty_seed_and_none_are_different_seeds_of_sha256() -> None:
+    seeds = {common_seed(32, environment) for environment in ({}, {VARIABLE: ""}, {VARIABLE: "0"})}
+    assert len(seeds) == 3
+    assert all(seeds)

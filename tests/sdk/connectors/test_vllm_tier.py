@@ -283,6 +283,46 @@ def test_hashes_of_another_length_have_a_volume_of_their_own(
     assert engine.ask("c", short) == [ChunkState.PRESENT] * 4
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "differs"),
+    [(None, None, False), ("0", "0", False), (None, "0", True), ("0", None, True), ("0", "7", True)],
+)
+def test_engines_whose_seeds_of_sha256_differ_are_told(
+    fabric: FabricThread,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    first: str | None,
+    second: str | None,
+    *,
+    differs: bool,
+) -> None:
+    for seed in (first, second):
+        if seed is None:
+            monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        else:
+            monkeypatch.setenv("PYTHONHASHSEED", seed)
+        assert "PYTHONHASHSEED" not in caplog.text
+        with EngineSteps(settings(fabric.addresses[0], break_even_tokens=640)) as engine:
+            engine.wait_for_the_fabric().begin("a", KEYS)
+            assert engine.ask("a", KEYS) == [ChunkState.MISSING] * len(KEYS)
+            engine.until(lambda: not engine.tier._link._task._is_running)
+    told = [each for each in caplog.records if "another engine has begun volume" in each.getMessage()]
+    assert len(told) == differs
+
+
+def test_an_engine_with_short_hashes_leaves_no_seed_among_engines_with_long_ones(
+    fabric: FabricThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for seed, hash_bytes in (("1", 16), ("2", 32), ("2", 32)):
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+        keys = prompt(4, hash_bytes=hash_bytes)
+        with EngineSteps(settings(fabric.addresses[0])) as engine:
+            engine.wait_for_the_fabric().begin("a", keys)
+            assert engine.ask("a", keys) == [ChunkState.MISSING] * 4
+            engine.until(lambda: engine.tier.is_linked and not engine.tier._link._task._is_running)
+    assert "PYTHONHASHSEED" not in caplog.text
+
+
 def test_stores_beyond_the_limit_are_dropped_from_the_end_and_counted(fabric: FabricThread) -> None:
     with EngineSteps(settings(fabric.addresses[0], stores_inflight_chunks_max=10)) as engine:
         stored = engine.wait_for_the_fabric().store_prompt("a", KEYS, pages())

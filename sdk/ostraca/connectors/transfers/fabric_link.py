@@ -38,6 +38,7 @@ class FabricLink:
         self._changing = threading.Lock()  # held while layout, volume, client, pools or end change
         self._layout = layout
         self._hash_seed = ""
+        """Seed to compare with the other engines'; empty if there is none, or after the comparison."""
         self._volume: Volume | None = None
         self.client: Client | None = None
         """The client once connected: its operations and regions outlive reconnects and changes of volumes."""
@@ -49,7 +50,7 @@ class FabricLink:
         self._task = BackgroundTask(
             "link",
             self._attempt,
-            is_needed=lambda: self._volume is None and self._layout is not None,
+            is_needed=lambda: self._layout is not None and (self._volume is None or bool(self._hash_seed)),
             pauses_s=lambda: chain((0.0,), repeat(settings.connect_retry_s)),
         )
         self._start()
@@ -70,6 +71,14 @@ class FabricLink:
         """
         with self._changing:
             self._layout, self._volume, self._hash_seed = layout, None, hash_seed
+        self._start()
+
+    def compare_hash_seed(self, hash_seed: str) -> None:
+        """Compare a seed with the other engines' once the volume is open, and log a difference.
+
+        Does not wait, so must not be called during ``switch_layout``.
+        """
+        self._hash_seed = hash_seed  # without the lock, held while pools are registered
         self._start()
 
     def register(self, pool: PoolRows) -> None:
@@ -97,9 +106,9 @@ class FabricLink:
     def _attempt(self) -> None:
         """Open the volume of the layout, and log the result.
 
-        Opens the next layout's volume at once if the layout changes meanwhile.
+        Opens the next layout's volume at once if the layout changes meanwhile. Compares the hash seed.
         """
-        is_current = False
+        is_current = self._volume is not None
         while not is_current:
             layout = self._layout
             if layout is None:
@@ -116,12 +125,17 @@ class FabricLink:
                 if is_current and not self._task.is_closed:
                     self._volume = volume
             self._log_once(f"uses {volume!r} by {self.client!r}", logging.INFO)
-            if is_current and self._hash_seed:
-                self._compare_hash_seed(volume)
+        self._compare_hash_seed()
 
-    def _compare_hash_seed(self, volume: Volume) -> None:
+    def _compare_hash_seed(self) -> None:
+        """Compare the seed with the volume's, once."""
+        with self._changing:
+            volume, seed = self._volume, self._hash_seed
+            if volume is None or not seed:
+                return
+            self._hash_seed = ""
         with contextlib.suppress(OstracaError):
-            problem = other_seed_problem(volume, self._hash_seed)
+            problem = other_seed_problem(volume, seed)
             if problem:
                 self._log.warning("Ostraca: %s", problem)
 

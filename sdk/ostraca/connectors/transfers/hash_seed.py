@@ -31,5 +31,6 @@ def other_seed_problem(volume: Volume, seed: str) -> str:
         return ""
     return (
         f"another engine has begun volume {volume.name} with another {VARIABLE} or hash algorithm: such "
-        f"engines find none of each other's blocks. Set {VARIABLE} to the same number everywhere"
+        f"engines find none of each other's blocks. Set {VARIABLE} to the same number everywhere. If all are "
+        "equal now, a new revision, and so a new volume, ends this warning"
     )

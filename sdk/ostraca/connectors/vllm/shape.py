@@ -2,7 +2,8 @@
 
 Hashes with a random seed differ in each process: no other engine finds the stored blocks, without any error.
 Unless PYTHONHASHSEED is set, vLLM draws a random seed: before 0.29 always, and since then for its xxhash
-algorithms, with hashes shorter than SHA-256.
+algorithms, with hashes shorter than SHA-256. Any value of PYTHONHASHSEED changes the hashes of all
+algorithms, so an engine with a value finds no blocks of an engine without.
 """
 
 from __future__ import annotations
@@ -26,6 +27,11 @@ def check_chunk_bytes(chunk_bytes: int) -> None:
 _ALIKE_SINCE = (0, 29)
 _XXHASH_BYTES = 16
 _RANDOM = ("", "random")
+_DEFAULT_SEED = "vllm-none-hash"
+"""vLLM's seed of SHA-256 if the variable is not set. Before 0.29 a random seed, with a warning of its own."""
+
+_EMPTY_SEED = "empty"
+"""Stands for an empty text, which is a seed of its own."""
 
 
 def hash_seed_problem(version: str, hash_bytes: int, environment: Mapping[str, str]) -> str:
@@ -53,6 +59,13 @@ def _release(version: str) -> tuple[int, ...]:
 
 
 def common_seed(hash_bytes: int, environment: Mapping[str, str]) -> str:
-    """Return the seed that all engines must share; empty if hashes have none, or a random one."""
-    seed = environment.get(VARIABLE, "")
-    return seed if hash_bytes == _XXHASH_BYTES and seed not in _RANDOM else ""
+    """Return the seed of this engine's hashes, which all engines must share; empty if the seed is random.
+
+    vLLM hashes the variable's text: 0 and 00 are different seeds.
+    """
+    seed = environment.get(VARIABLE)
+    if hash_bytes == _XXHASH_BYTES:
+        return "" if seed is None or seed in _RANDOM else seed
+    if seed is None:
+        return _DEFAULT_SEED
+    return seed or _EMPTY_SEED

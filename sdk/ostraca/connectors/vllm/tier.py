@@ -62,7 +62,7 @@ _SETTLE_S = 1.0
 """Time for which an engine without requests keeps stepping after a job, to publish evictions."""
 
 HASH_BYTES = 32
-"""Length of vLLM's hashes, unless keys show another: SHA-256."""
+"""Length of vLLM's hashes until keys show the true one: SHA-256."""
 
 
 class Tier:
@@ -88,6 +88,8 @@ class Tier:
         self._weights = self._read_weights() if self._is_on else None
         """Fingerprint of the weights; None while unknown."""
         self._identity = replace(identity, weights=self._weights or "")
+        self._shown_hash_bytes = 0
+        """Length of the hashes of keys; 0 before the first key."""
         self._clock_s = clock_s
         self._tokens_per_chunk = {group.number: group.block_tokens for group in identity.groups}
         self._prefixes: dict[str, Prefix] = {}
@@ -161,7 +163,7 @@ class Tier:
     def look_up(self, key: bytes, request: str) -> ChunkState:
         """Tell whether a chunk can be loaded: PRESENT, MISSING, or PENDING (look up again)."""
         now_s = self._clock_s()
-        if len(key) - GROUP_BYTES != self._identity.hash_bytes:
+        if len(key) - GROUP_BYTES != self._shown_hash_bytes:
             self._adopt_hash_bytes(len(key) - GROUP_BYTES)
         refusal = self._operations.health.read_refusal
         if refusal:
@@ -295,7 +297,14 @@ class Tier:
             self._switch_layout()
 
     def _adopt_hash_bytes(self, hash_bytes: int) -> None:
-        """Move to the volume of another hash length, as shown by a key."""
+        """Use the volume of this hash length, as shown by a key, and compare the hash seed there.
+
+        Before the first key, the volume may be that of another hash algorithm, with other seeds.
+        """
+        self._shown_hash_bytes = hash_bytes
+        if hash_bytes == self._identity.hash_bytes:
+            self._link.compare_hash_seed(self._hash_seed())
+            return
         log.info("Ostraca: the engine's hashes have %d bytes", hash_bytes)
         why = hash_seed_problem("", hash_bytes, os.environ)
         if why:
@@ -304,7 +313,11 @@ class Tier:
         self._switch_layout()
 
     def _switch_layout(self) -> None:
-        self._link.switch_layout(self._layout(), hash_seed=common_seed(self._identity.hash_bytes, os.environ))
+        self._link.switch_layout(self._layout(), hash_seed=self._hash_seed())
+
+    def _hash_seed(self) -> str:
+        """Return the seed that other engines must share; empty before the first key."""
+        return common_seed(self._shown_hash_bytes, os.environ) if self._shown_hash_bytes else ""
 
     def _layout(self) -> Layout | None:
         """Return the layout of the volume to use, None while no volume is to be used."""
