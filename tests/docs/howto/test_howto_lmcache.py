@@ -38,3 +38,10 @@ def test_the_file_on_the_page_is_one_that_the_storage_plugin_takes() -> None:
     assert settings == LmcacheSettings(
         agents=("unix:///run/ostraca/agent.sock",), token_file="/etc/ostraca/token"
     )
+
+
+def test_the_page_has_the_defaults_that_differ_from_the_tiers() -> None:
+    plain, text = LmcacheSettings(), " ".join(PAGE.split())
+    assert f'`volume` is `"{plain.volume}"`, `lookups_inflight_max` {plain.lookups_inflight_max}.' in text
+    assert f"`layouts_max` ({plain.layouts_max})" in text
+    assert f"`start_wait_s` ({plain.start_wait_s:g})" in text

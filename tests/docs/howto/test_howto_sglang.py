@@ -26,3 +26,5 @@ def test_the_configuration_on_the_page_is_one_that_the_backend_takes() -> None:
     for name in ("lookup_deadline_s", "load_deadline_s", "store_deadline_s"):
         assert f"`{name}` ({getattr(SglangSettings(), name):g})" in PAGE
     assert f"`block_bytes` ({SglangSettings().block_bytes // MIB} MiB)" in PAGE
+    assert f'`volume` defaults to `"{SglangSettings().volume}"`' in PAGE
+    assert "`kv_cache_dtype` repeats `--kv-cache-dtype`" in PAGE
