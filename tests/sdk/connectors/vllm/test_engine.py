@@ -10,6 +10,7 @@ import pickle
 import random
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,26 @@ def host(tmp_path: Path) -> Iterator[FabricProcess]:
 
 def requests_of(metrics: dict[str, float]) -> float:
     return sum(value for name, value in metrics.items() if name.startswith("requests{"))
+
+
+def test_an_engine_with_another_hash_seed_loads_nothing_and_its_log_says_why(
+    host: FabricProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_told() -> bool:
+        return "another engine has begun volume" in engine.log.read_text(errors="replace")
+
+    for number, seed in enumerate((None, "0", "0")):
+        if seed is not None:
+            monkeypatch.setenv("PYTHONHASHSEED", seed)  # as dynamo.vllm does
+        else:
+            monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+        with EngineProcess(tmp_path, f"engine {number}", tier(host.address)) as engine:
+            (cached,) = engine.generate(PROMPTS[:1], within_s=ROUND_S, is_settled=True).cached
+            assert bool(cached) == (number == 2)
+            until_s = time.monotonic() + 10.0
+            while seed and not is_told() and time.monotonic() < until_s:
+                time.sleep(0.1)
+            assert is_told() == bool(seed)
 
 
 def test_tokens_are_the_same_with_a_fabric_and_without(
