@@ -116,6 +116,14 @@ def test_the_refusal_names_a_volume_without_erasure(service: AdminService) -> No
     assert "without erasure, as b, fixed" in refused.body["detail"]
 
 
+def test_an_erasable_tenant_changes_its_rate_beside_a_volume_of_an_agent_that_knew_less(
+    service: AdminService,
+) -> None:
+    assert service.ask("PUT", "/v1/tenants/acme", ACME).status == 201
+    has_volume(service, "v", is_erasable=False)
+    assert service.ask("PUT", "/v1/tenants/acme", {**ACME, "agent_bytes_per_s": 1 << 30}).status == 200
+
+
 def test_who_has_nothing_to_erase_is_told_so(service: AdminService) -> None:
     has_volume(service, "v", is_erasable=True)
     for tenant, volume in (("nobody", ""), ("acme", "w")):
