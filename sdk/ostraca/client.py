@@ -285,7 +285,8 @@ class Client:
 
         Raises UsageError, also for memory that overlaps a registered region; and ClosedError.
         """
-        checked = RegionMemory(memory, row_bytes, may_withhold=flag("may_withhold", may_withhold))
+        may_withhold, owner = flag("may_withhold", may_withhold), self._runtime.regions
+        checked = RegionMemory(memory, row_bytes, may_withhold=may_withhold, owner=owner)
         self._runner.do(partial(self._add_region, checked))
         return Region(checked, self._unregister)
 

@@ -105,11 +105,16 @@ class Chain:
         _set(self, "hash_bytes", hash_bytes)
         _set(self, "rank", whole("rank", self.rank, least=0, most=RANK_MAX))
         _set(self, "group", whole("group", self.group, least=0, most=RANK_MAX))
-        stop = whole("stop", self.stop, least=0, most=len(hashes) // hash_bytes)
+        count = len(hashes) // hash_bytes
+        stop = whole("stop", self.stop, least=0, most=count)
         _set(self, "stop", stop)
         _set(self, "start", whole("start", self.start, least=0, most=stop))
         _set(self, "is_chained", flag("is_chained", self.is_chained))
-        _set(self, "before", whole("before", self.before, least=0, most=DEPTH_UNKNOWN))
+        _set(
+            self,
+            "before",
+            whole("before", self.before, least=0, most=DEPTH_UNKNOWN - count),
+        )
 
     @classmethod
     def of(

@@ -58,8 +58,14 @@ class RegionMemory:
     Claims are for the driver's thread. Releases are for any thread: writes may end after the operation.
     """
 
-    def __init__(self, given: object, row_bytes: int | None, *, may_withhold: bool = False) -> None:
-        """Check the memory. Raises UsageError."""
+    def __init__(
+        self, given: object, row_bytes: int | None, *, may_withhold: bool = False, owner: object = None
+    ) -> None:
+        """Check the memory. Raises UsageError.
+
+        *owner* is the table of the client whose driver makes all claims.
+        """
+        self.owner = owner
         self.array, self.is_writable, rows = _inspect(given)
         if row_bytes is None and not rows:
             raise UsageError("memory has a single axis: pass row_bytes, or an array of shape (rows, bytes)")
@@ -420,8 +426,26 @@ def _inspect(given: object) -> tuple[NDArray[np.uint8], bool, int]:
         flat = given.detach().reshape(-1).view(torch.uint8).numpy()  # type: ignore[attr-defined, union-attr]
     else:
         array = np.asarray(given if isinstance(given, np.ndarray) else memoryview(given))  # type: ignore[arg-type]
-        flat = array.reshape(-1).view(np.uint8)
+        flat = _exported(array.reshape(-1).view(np.uint8))
     return flat, is_writable, shaped[0][0] if len(shaped[0]) > 1 else 0
+
+
+def _exported(flat: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Return the same memory as an export of its buffer, which can then neither end nor move.
+
+    ``numpy.ndarray(buffer=...)`` keeps the object alone.
+    """
+    base: Any = flat
+    while isinstance(base, np.ndarray):
+        base = base.base
+    if base is None or isinstance(base, memoryview):
+        return flat
+    try:
+        export = np.frombuffer(base, np.uint8)
+    except (TypeError, ValueError, BufferError):  # of another library
+        return flat
+    first = flat.ctypes.data - export.ctypes.data
+    return export[first : first + flat.nbytes] if 0 <= first <= export.nbytes - flat.nbytes else flat
 
 
 def _contiguous(given: object) -> BufferView:

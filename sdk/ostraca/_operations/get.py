@@ -125,12 +125,14 @@ class GetJob(SlotJob[GetSpec, _Result_co]):
         self, request: int, at: NDArray[np.intp], slots: NDArray[np.int64], *, is_again: bool = False
     ) -> int:
         """Request the blocks *at* ascending positions into *slots*; return their number."""
-        spans = self._spans(at)
-        self._submit(
-            request,
-            lambda: self._operation(request, self._handle, at, spans, slots, is_again=is_again),
-            slots,
-        )
+        spans: tuple[Span, ...] = ()
+
+        def build() -> GetOperation:
+            nonlocal spans
+            spans = self._spans(at)
+            return self._operation(request, self._handle, at, spans, slots, is_again=is_again)
+
+        self._submit(request, build, slots)
         # Computed while the agent works, and needed when the first block has landed.
         self._seeds_of[request] = self._seeds(at, spans)
         return len(at)

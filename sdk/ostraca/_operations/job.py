@@ -535,6 +535,10 @@ class SlotJob(Job[_ChainSpec_co, _Result_co]):
             self._runtime.devices,
         )
         if isinstance(value, RegionRows):
+            if value.memory.owner is not self._runtime.regions:
+                raise UsageError(
+                    f"{argument} names rows of another client's region: register memory with this client"
+                )
             self.memory = self._region = value.blocks(
                 argument=argument, count=count, block_bytes=block_bytes, is_written=is_written
             )

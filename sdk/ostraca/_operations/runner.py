@@ -196,6 +196,8 @@ class JobRunner:
         An exception of a signal handler also waits for the end of the job.
         """
         self.runtime.check_open()
+        if self._driver.is_this_thread:
+            raise UsageError("a finalizer in the client's own thread can't wait for blocks: submit it")
         call: Call[_Result] = Call()
         job.ticket, job.deliver = Ticket(next(self._tickets)), call.end
         try:
@@ -267,9 +269,12 @@ class JobRunner:
     def do_at_end(self, act: Callable[[], _Result]) -> _Result:
         """Run a short action as ``do``, also while the client is being closed.
 
-        After a ClosedError in the client's own process, the driver begins no job any more.
+        After a ClosedError in the client's own process, the driver begins no job any more. Finalizers run in
+        the driver's thread as well.
         """
         self.runtime.check_process()
+        if self._driver.is_this_thread:
+            return act()
         call: Call[_Result] = Call()
         self._driver.run(partial(call.run, act), call.end)
         call.wait()
@@ -281,7 +286,8 @@ class JobRunner:
             self._is_closed = self.runtime.is_closed = True
             call: Call[None] = Call()
             self._driver.end(call.end)
-            call.wait(_CLOSE_S)
+            if not self._driver.is_this_thread:
+                call.wait(_CLOSE_S)
             _alive.discard(self)
 
     def __del__(self) -> None:

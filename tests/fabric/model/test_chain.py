@@ -154,3 +154,10 @@ def test_a_span_whose_columns_contradict_each_other_is_refused_here_and_off_the_
         Span(*fields)
     with pytest.raises(msgspec.ValidationError):
         msgspec.msgpack.decode(msgspec.msgpack.encode(fields), type=Span)
+
+
+def test_a_prefix_that_leaves_no_room_for_the_hashes_is_refused() -> None:
+    fits = replace(Chain.of(engine_hashes(40), hash_bytes=8), before=DEPTH_UNKNOWN - 40)
+    assert fits.span().chain_blocks == DEPTH_UNKNOWN
+    with pytest.raises(UsageError, match=f"before is {DEPTH_UNKNOWN - 39}: pass a whole number from 0 to"):
+        replace(fits, before=DEPTH_UNKNOWN - 39)

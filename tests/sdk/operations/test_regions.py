@@ -527,3 +527,27 @@ def arena_has(arena: Arena, block: NDArray[np.uint8]) -> bool:
         np.array_equal(arena.array[at : at + BLOCK_BYTES], block)
         for at in range(0, arena.size_bytes, BLOCK_BYTES)
     )
+
+
+def test_rows_of_another_clients_region_are_refused(
+    agent: ScriptedAgent, volume: ostraca.Volume, region: ostraca.Region
+) -> None:
+    chain = volume.chain(hashes(1))
+    with ostraca.connect(agent.address, settings=SETTINGS) as other:
+        theirs = other.volume("kv", LAYOUT, block_bytes=BLOCK_BYTES, create=True)
+        for move in (
+            lambda: theirs.get(chain, into=region.rows([0]), deadline_s=FAR_S),
+            lambda: theirs.put(chain, source=region.rows([0]), deadline_s=FAR_S),
+        ):
+            with pytest.raises(UsageError, match="another client's region: register memory with this client"):
+                move()
+
+
+def test_memory_behind_an_array_of_a_buffer_stays_while_registered(client: ostraca.Client) -> None:
+    held = bytearray(ROWS * BLOCK_BYTES)
+    array = np.ndarray((ROWS - 1, BLOCK_BYTES), np.uint8, held, offset=BLOCK_BYTES)
+    with client.register(array):
+        del array
+        with pytest.raises(BufferError):
+            held.clear()
+    held.clear()

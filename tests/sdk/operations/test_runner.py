@@ -196,6 +196,24 @@ def test_an_exception_within_a_lease_is_not_hidden_by_arrays_that_its_frames_see
     assert is_whole(client)
 
 
+def test_a_finalizer_in_the_clients_own_thread_waits_for_nothing(client: ostraca.Client) -> None:
+    volume, region = opened(client), client.register(somewhere(2))
+    chain, _ = stored(volume, 2)
+    said: list[str] = []
+
+    def finalize() -> None:
+        region.unregister()
+        with pytest.raises(ostraca.UsageError) as refused:
+            volume.get_views(chain, lengths=BLOCK_BYTES, deadline_s=FAR_S)
+        said.append(str(refused.value))
+
+    client._runner.do(finalize)
+    assert said == ["a finalizer in the client's own thread can't wait for blocks: submit it"]
+    with volume.get_views(chain, lengths=BLOCK_BYTES, deadline_s=FAR_S) as views:
+        assert views.result.hits == 2
+    client._runner.do(client.close)
+
+
 def test_a_client_that_is_dropped_ends_and_says_so(agent: ScriptedAgent) -> None:
     client = ostraca.connect(agent.address, settings=SETTINGS)
     connection = agent.connections.get(timeout=FAR_S)
