@@ -196,8 +196,7 @@ class JobRunner:
         An exception of a signal handler also waits for the end of the job.
         """
         self.runtime.check_open()
-        if self._driver.is_this_thread:
-            raise UsageError("a finalizer in the client's own thread can't wait for blocks: submit it")
+        self._check_thread()
         call: Call[_Result] = Call()
         job.ticket, job.deliver = Ticket(next(self._tickets)), call.end
         try:
@@ -258,6 +257,7 @@ class JobRunner:
     def do(self, act: Callable[[], _Result]) -> _Result:
         """Run a short action in the driver's thread, and return its result."""
         self.runtime.check_open()
+        self._check_thread()
         return self.do_at_end(act)
 
     def post(self, act: Callable[[], None]) -> None:
@@ -269,8 +269,8 @@ class JobRunner:
     def do_at_end(self, act: Callable[[], _Result]) -> _Result:
         """Run a short action as ``do``, also while the client is being closed.
 
-        After a ClosedError in the client's own process, the driver begins no job any more. Finalizers run in
-        the driver's thread as well.
+        After a ClosedError in the client's own process, the driver begins no job any more. A finalizer in the
+        driver's thread runs the action at once, perhaps amid a step of the driver: it may take no lock.
         """
         self.runtime.check_process()
         if self._driver.is_this_thread:
@@ -279,6 +279,11 @@ class JobRunner:
         self._driver.run(partial(call.run, act), call.end)
         call.wait()
         return call.take()
+
+    def _check_thread(self) -> None:
+        """Raise UsageError in the driver's thread, where finalizers of callers may run: it can't wait there."""
+        if self._driver.is_this_thread:
+            raise UsageError("a finalizer in the client's own thread can't wait for the client: submit it")
 
     def close(self) -> None:
         """End all jobs, the connection and the arena. Repeated calls do nothing."""

@@ -203,12 +203,16 @@ def test_a_finalizer_in_the_clients_own_thread_waits_for_nothing(client: ostraca
 
     def finalize() -> None:
         region.unregister()
-        with pytest.raises(ostraca.UsageError) as refused:
-            volume.get_views(chain, lengths=BLOCK_BYTES, deadline_s=FAR_S)
-        said.append(str(refused.value))
+        for call in (
+            lambda: volume.get_views(chain, lengths=BLOCK_BYTES, deadline_s=FAR_S),
+            lambda: volume.slots(1, lengths=8),
+        ):
+            with pytest.raises(ostraca.UsageError) as refused:
+                call()
+            said.append(str(refused.value))
 
     client._runner.do(finalize)
-    assert said == ["a finalizer in the client's own thread can't wait for blocks: submit it"]
+    assert said == ["a finalizer in the client's own thread can't wait for the client: submit it"] * 2
     with volume.get_views(chain, lengths=BLOCK_BYTES, deadline_s=FAR_S) as views:
         assert views.result.hits == 2
     client._runner.do(client.close)
