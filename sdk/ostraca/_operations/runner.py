@@ -270,7 +270,7 @@ class JobRunner:
         """Run a short action as ``do``, also while the client is being closed.
 
         After a ClosedError in the client's own process, the driver begins no job any more. A finalizer in the
-        driver's thread runs the action at once, perhaps amid a step of the driver: it may take no lock.
+        driver's thread runs the action at once, perhaps amid a step of the driver: the action may wait for no lock.
         """
         self.runtime.check_process()
         if self._driver.is_this_thread:
@@ -281,7 +281,7 @@ class JobRunner:
         return call.take()
 
     def _check_thread(self) -> None:
-        """Raise UsageError in the driver's thread, where finalizers of callers may run: it can't wait there."""
+        """Raise UsageError in the driver's thread, where finalizers of callers may run."""
         if self._driver.is_this_thread:
             raise UsageError("a finalizer in the client's own thread can't wait for the client: submit it")
 

@@ -215,7 +215,9 @@ def test_a_finalizer_in_the_clients_own_thread_waits_for_nothing(client: ostraca
     assert said == ["a finalizer in the client's own thread can't wait for the client: submit it"] * 2
     with volume.get_views(chain, lengths=BLOCK_BYTES, deadline_s=FAR_S) as views:
         assert views.result.hits == 2
+    watch = Stopwatch()
     client._runner.do(client.close)
+    assert watch.took_s < 5, "half of the wait for other threads"
 
 
 def test_a_client_that_is_dropped_ends_and_says_so(agent: ScriptedAgent) -> None:
