@@ -270,7 +270,7 @@ class JobRunner:
         """Run a short action as ``do``, also while the client is being closed.
 
         After a ClosedError in the client's own process, the driver begins no job any more. A finalizer in the
-        driver's thread runs the action at once, perhaps amid a step of the driver: the action may wait for no lock.
+        driver's thread runs the action at once, amid a step of the driver: the action waits for no lock.
         """
         self.runtime.check_process()
         if self._driver.is_this_thread:
