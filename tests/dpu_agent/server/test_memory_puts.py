@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -60,8 +61,11 @@ def put_from(source: np.ndarray[tuple[int], np.dtype[np.uint8]], wire: Wire) -> 
 
 def copying_threads() -> set[str]:
     """Return the ids of threads of I/O engines, which no drive here has."""
-    tasks = Path("/proc/self/task").iterdir()
-    return {task.name for task in tasks if (task / "comm").read_text().strip() == "drive"}
+    found: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # a thread may end before its name is read
+            found |= {task.name} if (task / "comm").read_text().strip() == "drive" else set()
+    return found
 
 
 def readers_of(fabric: Assembly) -> set[WorkerMemoryReader]:
