@@ -32,9 +32,10 @@ class BlockNames:
         """Keep the names of a request's blocks, present or not."""
         if full_name(volume.record) != self._volume:
             return
-        self._spans.extend(spans)
-        self._next += len(spans)
-        self._names += sum(map(len, spans))
+        named = [span for span in spans if len(span)]
+        self._spans.extend(named)
+        self._next += len(named)
+        self._names += sum(map(len, named))
         while self._names > self._names_max:
             self._names -= len(self._spans.popleft())
 

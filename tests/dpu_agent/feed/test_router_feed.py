@@ -140,3 +140,5 @@ async def test_names_are_bounded_and_numbered_across_restarts() -> None:
         assert ask(106) == (106, [])
         assert ask(107) == (106, [2, 3, 4, 5]), "a number of an agent with a clock ahead"
         assert names.answer(NamesQuery(1, 1.0, "tenant/other", 0)).spans == ()
+        names.record(fabric.volume, [*chain_of([]), *chain_of([9])])
+        assert ask(106) == (107, [9]), "a span without blocks takes no room"
