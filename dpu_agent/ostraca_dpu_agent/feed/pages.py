@@ -7,6 +7,7 @@ unknown counts by itself.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -29,6 +30,11 @@ class PageEvent(NamedTuple):
 class FedPage:
     """Page with at least one known block."""
 
+    name: bytes
+    depth: int
+    """Depth in its first known chain; smaller for the page before. So pages never follow each other in a
+    circle."""
+
     units: dict[Part, bytes] = field(default_factory=dict)
     """Placement hash of each known block."""
 
@@ -47,7 +53,7 @@ class FedPages:
     """Known pages, the oldest forgotten beyond a limit."""
 
     def __init__(
-        self, rounds: Rounds[bytes], *, parts: Iterable[Part], pages_max: int, repeat_s: float
+        self, rounds: Rounds[FedPage], *, parts: Iterable[Part], pages_max: int, repeat_s: float
     ) -> None:
         """Begin without pages. A page has a block for each of *parts*.
 
@@ -57,7 +63,7 @@ class FedPages:
         self._parts = frozenset(parts)
         self._pages_max = pages_max
         self._repeat_s = repeat_s
-        self._pages: dict[bytes, FedPage] = {}
+        self._pages: OrderedDict[bytes, FedPage] = OrderedDict()  # a dict is slow to find its oldest item
         self._events: list[PageEvent] = []
         self.announced = 0
         """Announced pages."""
@@ -67,16 +73,19 @@ class FedPages:
         return len(self._pages)
 
     def learn(self, spans: Iterable[Span]) -> None:
-        """Note the names of blocks."""
+        """Note the names of blocks; ignore blocks of other ranks and groups than the volume's."""
         for span in spans:
+            part = span.rank, span.group
+            if part not in self._parts:
+                continue
             before = None
-            for page, unit in _named(span):
+            for depth, (page, unit) in enumerate(_named(span), span.depth):
                 known = self._pages.get(page)
                 if known is None:
-                    known = self._pages[page] = FedPage()
-                    self._rounds.add(page)
-                known.units[span.rank, span.group] = unit
-                if before is not None and known.before is None:
+                    known = self._pages[page] = FedPage(page, depth)
+                    self._rounds.add(known)
+                known.units[part] = unit
+                if before is not None and known.before is None and self._pages[before].depth < known.depth:
                     known.before = before
                     self._pages[before].after.add(page)
                 before = page if span.chain_blocks else None
@@ -85,7 +94,11 @@ class FedPages:
 
     def take_due(self, most: int) -> tuple[list[bytes], float]:
         """Return the pages to look up next, about *most*, and the pause before."""
-        return self._rounds.take_due(lambda page: int(page in self._pages), most=most, total=len(self._pages))
+        # A page forgotten and learned again has a new turn, and loses the old one.
+        due, pause_s = self._rounds.take_due(
+            lambda known: int(self._pages.get(known.name) is known), most=most, total=len(self._pages)
+        )
+        return [known.name for known in due], pause_s
 
     def spans(self, pages: Sequence[bytes]) -> list[tuple[Span, list[bytes]]]:
         """Return the known blocks of pages as spans, with the page of each block."""
@@ -141,7 +154,7 @@ class FedPages:
 
     def _forget(self, page: bytes) -> None:
         known = self._pages.pop(page)
-        if known.before in self._pages:
+        if known.before is not None:
             self._pages[known.before].after.discard(page)
         for each in known.after:
             self._pages[each].before = None

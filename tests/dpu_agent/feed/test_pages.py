@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostraca_dpu_agent.feed.pages import FedPages, PageEvent, Part
+from ostraca_dpu_agent.feed.pages import FedPage, FedPages, PageEvent, Part
 from ostraca_fabric.model.chain import Chain
 from ostraca_fabric.policies.rounds import Rounds
 
@@ -12,7 +12,7 @@ REPEAT_S = 30.0
 
 
 def fed(*, pages_max: int = 100) -> FedPages:
-    rounds = Rounds[bytes](round_s=1.0, rate_per_s=1000.0)
+    rounds = Rounds[FedPage](round_s=1.0, rate_per_s=1000.0)
     return FedPages(rounds, parts=PARTS, pages_max=pages_max, repeat_s=REPEAT_S)
 
 
@@ -84,6 +84,28 @@ def test_the_oldest_pages_beyond_the_limit_are_withdrawn() -> None:
     assert feed.take_events() == removed(*PAGES[:2])
     assert (len(feed), feed.announced) == (3, 1)
     assert find(feed, PAGES[2:3]) == [], "its predecessors are unknown now"
+
+
+def test_a_chain_with_repeated_pages_is_announced_and_forgotten() -> None:
+    feed = fed(pages_max=2)
+    learn(feed, [PAGES[0], PAGES[0], PAGES[1], PAGES[0]])
+    assert find(feed, PAGES[:2]) == stored(*PAGES[:2])
+    learn(feed, [PAGES[1], PAGES[0]])
+    learn(feed, PAGES[2:4])
+    assert (feed.take_events(), len(feed)) == (removed(*PAGES[:2]), 2)
+
+
+def test_a_page_learned_again_has_a_single_turn_per_round() -> None:
+    feed = fed(pages_max=2)
+    for page in (*PAGES[:4], *PAGES[:2]):
+        learn(feed, [page])
+    assert feed.take_due(10)[0] == PAGES[:2]
+
+
+def test_blocks_of_other_ranks_are_ignored() -> None:
+    feed = fed()
+    learn(feed, PAGES[:1], ranks=(1, 2, 3))
+    assert [span.rank for span, _ in feed.spans(PAGES[:1])] == [1]
 
 
 def test_lookups_name_each_known_block_with_its_placement() -> None:
