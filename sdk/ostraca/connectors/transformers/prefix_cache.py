@@ -71,15 +71,16 @@ class PrefixCache:
     def store(self, tokens: Sequence[int], cache: DynamicCache, *, ack: Ack = Ack.STAGED) -> PutResult:
         """Store the pages of *tokens* that *cache* has and the fabric lacks.
 
-        The cache holds the states of *tokens*, possibly followed by others. Raises UsageError for a batch.
+        The cache holds the states of *tokens*, possibly followed by others. Raises UsageError for a batch,
+        for the cache of a pass that failed, and for other kinds of caches.
         """
         pages = self.pages
         filled = min(len(tokens), cache.get_seq_length())
+        parts = list(states_of(cache)) if filled else []
+        if parts:
+            pages.check(parts)
         chain = pages.chain(tokens[:filled])
         known = pages.volume.lookup(chain, deadline_s=self._deadline_s).prefix
-        parts = list(states_of(cache)) if filled else []
-        if filled and len(parts[0]) != 1:
-            raise UsageError(f"a batch of {len(parts[0])} prompts: store each prompt alone")
         source = [self._parts(parts, page) for page in range(known, len(chain))]
         return pages.volume.put(chain[known:], source=source, deadline_s=self._deadline_s, ack=ack)
 
@@ -90,10 +91,12 @@ class PrefixCache:
 
 
 def states_of(cache: DynamicCache) -> Iterator[torch.Tensor]:
-    """Yield keys before values, layer by layer, of a filled cache: (1, KV heads, tokens, head size) each."""
+    """Yield keys before values, layer by layer, of a filled cache: (1, KV heads, tokens, head size) each.
+
+    Raises UsageError for other kinds of caches, which keep quantized states, a window or empty places.
+    """
     for layer in cache.layers:
-        assert isinstance(layer, DynamicLayer)
-        assert layer.keys is not None
-        assert layer.values is not None
+        if type(layer) is not DynamicLayer or layer.keys is None or layer.values is None:
+            raise UsageError(f"a cache with a {type(layer).__name__}, or without states of some layer")
         yield layer.keys
         yield layer.values

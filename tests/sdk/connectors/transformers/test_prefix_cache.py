@@ -5,12 +5,24 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tests.support.fabric.fabric_host import FabricThread
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
-from transformers.cache_utils import DynamicCache
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+from transformers.cache_utils import DynamicCache, StaticCache
 
 import ostraca
 from ostraca import Ack, PutState
@@ -22,16 +34,19 @@ PAGE_TOKENS = 8
 PROMPT = [int(token) for token in torch.randint(0, 64, (45,), generator=torch.Generator().manual_seed(3))]
 
 
-def tiny(seed: int = 0) -> LlamaForCausalLM:
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=128,
-    )
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+}
+
+
+def tiny(seed: int = 0, rope: dict[str, object] | None = None) -> LlamaForCausalLM:
+    config = LlamaConfig(**SIZES, rope_parameters=rope)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
@@ -46,7 +61,7 @@ def client(tmp_path: Path) -> Iterator[ostraca.Client]:
 
 
 def prefixes(
-    client: ostraca.Client, model: LlamaForCausalLM, weights: str = "seed-0", cache_salt: str = ""
+    client: ostraca.Client, model: PreTrainedModel, weights: str = "seed-0", cache_salt: str = ""
 ) -> PrefixCache:
     return PrefixCache(client, model, weights=weights, page_tokens=PAGE_TOKENS, cache_salt=cache_salt)
 
@@ -125,12 +140,58 @@ def test_what_can_not_be_stored_is_refused(client: ostraca.Client) -> None:
         model(torch.tensor([PROMPT, PROMPT]), past_key_values=cache)
     with pytest.raises(ostraca.UsageError, match="a batch of 2 prompts"):
         prefixes(client, model).store(PROMPT, cache)
-    config = Gemma2Config(
-        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+
+
+def test_caches_of_another_form_are_refused(client: ostraca.Client) -> None:
+    model = tiny()
+    shared = prefixes(client, model)
+    failed = DynamicCache(config=model.config)
+    static: Any = StaticCache(config=model.config, max_cache_len=64)
+    computed(model, PROMPT[:20], failed)
+    failed.update(torch.zeros(1, 2, 25, 128), torch.zeros(1, 2, 25, 128), 0)  # then the first layer failed
+    halved = DynamicCache(config=model.config)
+    computed(model.bfloat16(), PROMPT, halved)
+    computed(tiny(), PROMPT, static)
+    for cache, why in ((failed, r"\(1, 2, 20, 128\)"), (halved, "bfloat16"), (static, "StaticLayer")):
+        with pytest.raises(ostraca.UsageError, match=why):
+            shared.store(PROMPT, cache)
+    assert shared.load(PROMPT).get_seq_length() == 0
+
+
+def test_models_with_other_states_are_refused(client: ostraca.Client) -> None:
+    factors = {"short_factor": [1.0] * 64, "long_factor": [8.0] * 64}
+    longrope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32, **factors}
+    for model, why in (
+        (MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16)), "SlidingWindow"),
+        (tiny(rope={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}), "the prompt's length"),
+        (tiny(rope=longrope | {"factor": 4.0}), "the prompt's length"),
+        (T5ForConditionalGeneration(T5Config(vocab_size=64, d_model=32, d_ff=32, num_layers=1)), "encoder"),
+    ):
+        with pytest.raises(ostraca.UsageError, match=why):
+            ModelPages(client, model, weights="w")
+
+
+def test_models_with_the_same_weights_and_other_positions_share_nothing(client: ostraca.Client) -> None:
+    model, cache = tiny(), DynamicCache()
+    computed(model, PROMPT, cache)
+    prefixes(client, model).store(PROMPT, cache, ack=Ack.COMMITTED)
+    scaled = tiny(rope={"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0})
+    assert prefixes(client, scaled).load(PROMPT).get_seq_length() == 0
+
+
+def test_pages_end_before_the_first_picture(client: ostraca.Client) -> None:
+    vision = CLIPVisionConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=8
     )
-    sliding = Gemma2ForCausalLM(config)
-    with pytest.raises(ostraca.UsageError, match="sliding_attention"):
-        ModelPages(client, sliding, weights="w")
+    config = LlavaConfig(vision_config=vision, text_config=LlamaConfig(**SIZES), image_token_index=60)
+    model = LlavaForConditionalGeneration(config)
+    pages = ModelPages(client, model, weights="w", page_tokens=PAGE_TOKENS)
+    text = [token for token in PROMPT if token != 60]
+    assert len(pages.chain(text)) == len(text) // PAGE_TOKENS
+    assert len(pages.chain([*text[:17], 60, *text])) == 2
+    model.config.image_token_id = None
+    with pytest.raises(ostraca.UsageError, match="more than text"):
+        ModelPages(client, model, weights="w")
 
 
 def test_a_name_is_a_digest_of_the_name_before_and_the_tokens() -> None:
