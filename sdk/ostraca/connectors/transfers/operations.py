@@ -274,7 +274,9 @@ class FabricOperations:
             client, left_s = self._link.client, until_s - self._clock_s()
             if client is None or left_s <= 0:
                 return False
-            select.select([client.fileno()], [], [], left_s)
+            ended = select.poll()  # select takes no descriptor above 1023, of a busy engine
+            ended.register(client.fileno(), select.POLLIN)
+            ended.poll(left_s * 1000)
             self._take_completions()
         return True
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import resource
 import threading
 import time
 from collections.abc import Sequence
@@ -96,3 +98,22 @@ def test_chunks_of_scattered_parts_travel_between_engines(tmp_path: Path) -> Non
         assert not reader.operations.has_work
         for engine in (writer, reader):
             engine.link.close()
+
+
+def test_a_drain_waits_also_in_a_process_with_many_open_files(tmp_path: Path) -> None:
+    run = Run(chain_after([], KEYS), tuple(KEYS))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    many = [os.dup(1)]
+    try:
+        while many[-1] < 1024:
+            many.append(os.dup(1))
+        with FabricThread(small_plan(tmp_path / "fabric")) as fabric:
+            engine = Engine(fabric.addresses[0])
+            engine.operations.store(RowJob(1, "w", run.keys, tuple(range(6))), [run], [])
+            assert engine.finish().succeeded == run.keys
+            engine.operations.close()
+    finally:
+        for descriptor in many:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
