@@ -8,6 +8,7 @@ deadline.
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import threading
@@ -35,6 +36,8 @@ from ostraca.connectors.transfers.fabric_link import FabricLink
 from ostraca.connectors.transfers.jobs import RowJob
 from ostraca.connectors.transfers.operations import Ended, FabricOperations
 from ostraca_fabric.runtime.threads import show_name
+
+log = logging.getLogger(LmcacheSettings.LOGGER)
 
 _START_POLL_S = 0.01
 
@@ -305,7 +308,10 @@ class L2Tasks:
             )
             self.counters.add(LOAD_BYTES, count=loaded_bytes)
         if receiver := self._receivers.pop(task.number, None):
-            receiver(outcome)
+            try:
+                receiver(outcome)
+            except Exception:
+                log.exception("Ostraca: LMCache failed at the end of a %s", task.kind.name.lower())
             return
         self._results[task.kind][task.number] = outcome
         if not self._is_closed:

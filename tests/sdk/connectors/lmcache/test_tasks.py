@@ -262,6 +262,19 @@ def test_a_receiver_gets_the_success_of_each_object_once(server: ServerSteps) ->
     assert server.tasks.take_all(TaskKind.LOAD) == {}
 
 
+def test_a_failing_receiver_holds_up_no_later_task(
+    server: ServerSteps, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(outcome: list[bool]) -> None:
+        raise RuntimeError(f"{len(outcome)} objects are freed already")
+
+    memory = objects(pages())
+    number = server.tasks.store(NAMES[:2], memory[:2])
+    server.tasks.call_at_end(TaskKind.STORE, number, fail)
+    server.until(lambda: "2 objects are freed already" in caplog.text)
+    server.store_and_find(NAMES[2:], memory[2:])
+
+
 def test_receivers_of_lookups_and_loads_under_way_are_called_by_the_close(tmp_path: Path) -> None:
     with agent_at(tmp_path / "agent.sock") as agent, ServerSteps(settings(agent.address)) as server:
         agent.script |= {Lookup: lambda *_: None, Get: lambda *_: None}
