@@ -139,7 +139,9 @@ class Agent:
         )
         volumes = Volumes(membership, fabric_key, self._incarnations)
         self._router_feed = (
-            RouterFeed(feed, context, volumes, lambda: tuple(membership.map.agents)) if feed.bind else None
+            RouterFeed(feed, context, volumes, lambda: tuple(membership.map.agents), self._data_path.switch)
+            if feed.bind
+            else None
         )
         self._worker_memories = WorkerMemories()
         self._dispatcher = RequestDispatcher(

@@ -17,6 +17,7 @@ from ostraca_dpu_agent.volumes import ServedVolume, Volumes
 from ostraca_fabric.errors import ConnectError, RefusedError
 from ostraca_fabric.model.ids import AgentId, TenantId
 from ostraca_fabric.model.outcome import BlockState, Reason
+from ostraca_fabric.model.overrides import Switch
 from ostraca_fabric.model.volume import Layout
 from ostraca_fabric.policies.rounds import Rounds
 from ostraca_fabric.sockets.zmtp_publisher import ZmtpPublisher
@@ -49,12 +50,14 @@ class RouterFeed:
         context: RequestContext,
         volumes: Volumes,
         agents: Callable[[], Sequence[AgentId]],
+        switch: Callable[[ServedVolume], Switch],
     ) -> None:
-        """Feed from all *agents* that exist now."""
+        """Feed from all *agents* that exist now. *switch* returns the present switch of a volume."""
         self._settings = settings
         self._context = context
         self._volumes = volumes
         self._agents = agents
+        self._switch = switch
         self._messages = FeedMessages(
             key_prefix=settings.key_prefix, tenant=settings.router_tenant, first=time.time_ns()
         )
@@ -106,7 +109,10 @@ class RouterFeed:
         due, pause_s = self._pages.take_due(_PAGES)
         if due:
             self._volume = self._volumes.newest(self._volume)
-            await self._look_up(self._pages, self._volume, due)
+            if self._switch(self._volume) is Switch.ON:
+                await self._look_up(self._pages, self._volume, due)
+            else:  # all gets are declined
+                self._pages.record({page: {} for page in due}, now_s)
         self._send()
         return pause_s
 

@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 from tests.fabric.sockets.test_zmtp_publisher import read_frame, subscriber
-from tests.support.agent.assembly import SETTINGS, assembled, beside, chain_of, until
+from tests.support.agent.assembly import SETTINGS, TENANT, assembled, beside, chain_of, until
 
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.datapath.names import BlockNames
 from ostraca_dpu_agent.feed import router_feed
 from ostraca_dpu_agent.settings import RouterFeedSettings
 from ostraca_fabric.errors import UsageError
+from ostraca_fabric.model.overrides import Overrides, Switch
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.wire.messages import NamesQuery
 
@@ -86,6 +87,19 @@ async def test_routers_hear_of_pages_put_at_another_agent_and_of_their_eviction(
             ("HIT", "NONE"),
             ("MISS", "NOT_FOUND"),
         }
+
+
+@pytest.mark.parametrize("switch", [Switch.OFF, Switch.SHADOW])
+async def test_pages_of_a_volume_that_is_not_served_are_withdrawn_until_it_is(switch: Switch) -> None:
+    async with assembled(FEEDING) as fabric:
+        await fabric.put(fabric.worker(), range(3))
+        view = await view_of(fabric.agent)
+        await view.until({0, 1, 2})
+        fabric.membership.rule(Overrides(switches={(TENANT, "v"): switch}))
+        await view.until(set())
+        fabric.membership.rule(Overrides())
+        await view.until({0, 1, 2})
+        view.writer.close()
 
 
 @pytest.mark.parametrize(
