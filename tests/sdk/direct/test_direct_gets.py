@@ -371,9 +371,18 @@ def test_what_was_read_stays_a_hit_where_the_agent_says_nothing_more(host: Host,
         wait_free(client)
 
 
+@ways
+@pytest.mark.parametrize("offset", [DRIVE_BYTES - PAGE_BYTES, DRIVE_BYTES, (1 << 63) - PAGE_BYTES])
+def test_blocks_beyond_the_end_of_a_drive_come_from_the_agent(host: Host, offset: int, get: GetOf) -> None:
+    host.offer({**RIGHT, 5: (0, offset)})
+    with host.client() as client:
+        assert set(get(host, client).states) == {HIT}
+        assert counters(client).blocks_failed >= 1
+        assert set(get(host, client).states) == {HIT}
+        assert host.agent.seen_of(DirectDrives)[-1] == DirectDrives((AnnouncedDrive(FABRIC, ""),))
+
+
 WRONG: dict[str, tuple[Places, ...]] = {
-    "beyond the end": ({**RIGHT, 5: (0, DRIVE_BYTES)},),
-    "over the end": ({**RIGHT, 5: (0, DRIVE_BYTES - PAGE_BYTES)},),
     "an offset of 64 bits": ({**RIGHT, 5: (0, (1 << 64) - PAGE_BYTES)},),
     "an unknown drive": ({**RIGHT, 0: (1, PAGE_BYTES)},),
     "a drive of 32 bits": ({**RIGHT, 0: ((1 << 32) - 1, PAGE_BYTES)},),

@@ -321,9 +321,6 @@ WRONG: dict[str, tuple[int, int, int]] = {
     "no length": (0, 0, 0),
     "a negative length": (0, 0, -PAGE_BYTES),
     "part of a page": (0, 0, PAGE_BYTES + 512),
-    "beyond the end": (0, DRIVE_BYTES, PAGE_BYTES),
-    "over the end": (0, DRIVE_BYTES - PAGE_BYTES, 2 * PAGE_BYTES),
-    "an end that overflows": (0, LARGEST, PAGE_BYTES),
     "a length that overflows": (0, PAGE_BYTES, LARGEST),
 }
 
