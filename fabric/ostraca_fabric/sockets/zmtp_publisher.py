@@ -95,7 +95,7 @@ class ZmtpPublisher:
             self._server = await asyncio.get_running_loop().create_server(
                 lambda: _Subscriber(self), self._parsed.host, self._parsed.port
             )
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # a name of a host may have no encoding
             raise ConnectError(f"{self._parsed} can't be bound: {error}") from error
         return self
 
