@@ -40,7 +40,7 @@ from ostraca.watch import BlockAnnouncement
 from ostraca_cli.program import main
 from ostraca_cli.testing import small_plan
 from ostraca_fabric.model.outcome import PutState, Reason
-from ostraca_fabric.wire.messages import EndSession, Prefetch, Put, PutDone
+from ostraca_fabric.wire.messages import EndSession, Get, Prefetch, Put, PutDone
 
 KEYS = prompt(40)
 STEP_S = 0.5
@@ -191,6 +191,27 @@ def test_a_lookup_withdraws_announced_chunks_that_the_fabric_has_lost(tmp_path: 
             assert heard == [BlockAnnouncement(tuple(KEYS[:4]), is_removed=True)]
             engine.store_prompt("c", KEYS[:4], pages(4))
             assert engine.tier.take_events() == [stored]
+
+
+def test_a_connection_lost_during_a_load_loses_no_chunk(tmp_path: Path) -> None:
+    with (
+        agent_at(tmp_path / "agent.sock") as agent,
+        EngineSteps(settings(agent.address, enable_kv_events=True)) as engine,
+    ):
+        engine.wait_for_the_fabric().store_prompt("a", KEYS[:4], pages(4))
+        engine.tier.take_events()
+        agent.script[Get] = lambda connection, _: connection.hang_up()
+        engine.begin("b", KEYS[:4])
+        assert engine.load("b", KEYS[:4]).failed == tuple(KEYS[:4])
+        assert engine.count(LOAD_CHUNKS, "disconnected") == 4
+        assert engine.tier.take_events() == []
+        watch = Stopwatch()
+        for turn in itertools.count():
+            engine.begin(f"c {turn}", KEYS[:4])
+            if engine.ask(f"c {turn}", KEYS[:4]) == [ChunkState.PRESENT] * 4:
+                break
+            assert watch.took_s < 5.0, "the chunks are held off"
+            engine.tier.end_request(f"c {turn}")
 
 
 @pytest.mark.parametrize("evicts", [True, False])

@@ -43,6 +43,9 @@ _DRAIN_GRACE_S = 1.0
 """Extra wait of ``drain`` beyond the longest deadline, before an error is logged."""
 
 
+_GONE = frozenset({Reason.NOT_FOUND, Reason.DAMAGED, Reason.WRONG_LENGTH})
+"""Reasons of a load for chunks that the fabric does not have; others may pass."""
+
 _Ticket = TypeVar("_Ticket")
 
 Answer = tuple[bytes, bool]
@@ -320,10 +323,15 @@ class FabricOperations:
                 self.health.record_read(result.reason_codes)
                 are_good = [code == BlockState.HIT for code in result.state_codes]
                 self.counters.add(LOAD_BYTES, count=sum(are_good) * self._row_bytes)
-                pairs = zip(keys, result.state_codes, strict=True)
-                lost = [key for key, code in pairs if code == BlockState.MISS]
-                self.failed_loads.add(lost, self._clock_s())
-                self._ended.lost.extend(lost)
+                outcomes = list(zip(keys, result.state_codes, result.reason_codes, strict=True))
+                # After a reconnect, lookups are to find the chunks again.
+                missed = [
+                    key
+                    for key, code, why in outcomes
+                    if code == BlockState.MISS and why != Reason.DISCONNECTED
+                ]
+                self.failed_loads.add(missed, self._clock_s())
+                self._ended.lost.extend(key for key, _, why in outcomes if why in _GONE)
             case PutResult():
                 self.counters.add_outcomes(STORE_CHUNKS, PutState, result.state_codes, result.reason_codes)
                 self.health.record_write(result.reason_codes)
