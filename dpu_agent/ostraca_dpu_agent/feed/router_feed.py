@@ -38,6 +38,9 @@ _HEARTBEAT_S = 1.0
 
 _ANSWER_S = 1.0
 _BIND_RETRY_S = 10.0
+_PARTS_MAX = 1024
+"""Blocks of a page, at most: each is remembered and looked up. Any worker may create the volume."""
+
 _NANOSECONDS = 10**9
 
 
@@ -91,14 +94,16 @@ class RouterFeed:
         if self._volume is None:
             tenant, _, name = settings.volume.partition("/")
             try:
-                self._volume = await self._volumes.find(TenantId(tenant), name)
+                volume = await self._volumes.find(TenantId(tenant), name)
+                parts = _parts(volume.record.layout)
             except RefusedError as error:
                 log.debug("The router gets no news of %s: %s", settings.volume, error)
                 self._send()
                 return _TURN_S
+            self._volume = volume
             self._pages = FedPages(
                 Rounds(round_s=settings.round_s, rate_per_s=settings.pages_per_s),
-                parts=_parts(self._volume.record.layout),
+                parts=parts,
                 pages_max=settings.pages_max,
                 repeat_s=settings.repeat_s,
             )
@@ -178,5 +183,8 @@ class RouterFeed:
 
 
 def _parts(layout: Layout) -> list[Part]:
-    """Return rank and group of each block of a page."""
-    return [(rank, group) for rank in range(layout.ranks) for group in range(max(1, len(layout.groups)))]
+    """Return rank and group of each block of a page. Raises RefusedError for too many."""
+    ranks, groups = layout.ranks, max(1, len(layout.groups))
+    if ranks * groups > _PARTS_MAX:
+        raise RefusedError("limit", f"a page has {ranks * groups} blocks, and a fed one {_PARTS_MAX} at most")
+    return [(rank, group) for rank in range(ranks) for group in range(groups)]

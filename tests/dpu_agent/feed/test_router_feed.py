@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,16 @@ from typing import Any
 import msgspec
 import pytest
 from tests.fabric.sockets.test_zmtp_publisher import read_frame, subscriber
-from tests.support.agent.assembly import SETTINGS, TENANT, assembled, beside, chain_of, until
+from tests.support.agent.assembly import (
+    BLOCK_BYTES,
+    LAYOUT,
+    SETTINGS,
+    TENANT,
+    assembled,
+    beside,
+    chain_of,
+    until,
+)
 
 from ostraca_dpu_agent.agent import Agent
 from ostraca_dpu_agent.datapath.names import BlockNames
@@ -18,6 +28,7 @@ from ostraca_dpu_agent.feed import router_feed
 from ostraca_dpu_agent.settings import RouterFeedSettings
 from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.overrides import Overrides, Switch
+from ostraca_fabric.model.volume import COUNT_MAX, VolumeRecord
 from ostraca_fabric.tables.digests import derive_keys
 from ostraca_fabric.wire.messages import NamesQuery
 
@@ -156,3 +167,16 @@ async def test_names_are_bounded_and_numbered_across_restarts() -> None:
         assert names.answer(NamesQuery(1, 1.0, "tenant/other", 0)).spans == ()
         names.record(fabric.volume, [*chain_of([]), *chain_of([9])])
         assert ask(106) == (107, [9]), "a span without blocks takes no room"
+
+
+async def test_a_volume_of_absurdly_many_ranks_stops_no_agent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(router_feed, "_TURN_S", 0.01)
+    caplog.set_level(logging.DEBUG, router_feed.__name__)
+    feed = replace(FEEDING.router_feed, volume="tenant/wide")
+    async with assembled(replace(FEEDING, router_feed=feed)) as fabric:
+        wide = replace(LAYOUT, tensor_parallel=COUNT_MAX)
+        record = VolumeRecord(TENANT, "wide", wide, BLOCK_BYTES)
+        await fabric.membership.create_volume(record)
+        await until(lambda: "a page has 4294967295 blocks" in caplog.text)
