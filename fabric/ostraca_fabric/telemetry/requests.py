@@ -409,12 +409,12 @@ class EventRing:
 
     def _event(self, row: int, now_s: float) -> BlockEvent:
         kind, state = EventKind(int(self._kinds[row])), int(self._states[row])
-        reason = Reason(int(self._reasons[row]))
+        reason = int(self._reasons[row])  # of a newer release's owner, perhaps
         return BlockEvent(
             agent=self.agent,
             age_s=now_s - float(self._at_s[row]),
             label=self._labels[row].decode(),
             kind=kind.name,
-            state="" if state == _NO_STATE else _STATES[kind](state).name,
-            reason=reason.name if reason else "",
+            state="" if state == _NO_STATE else name_of(_STATES[kind], state),
+            reason=name_of(Reason, reason) if reason else "",
         )

@@ -56,6 +56,12 @@ def test_events_of_a_block_are_told_oldest_first_with_their_label_state_and_reas
     assert ring.of(key_of(3)) == ()
 
 
+def test_states_and_reasons_of_a_newer_release_are_told_as_numbers() -> None:
+    ring = EventRing("agent-0", 4, Clock())
+    ring.record(EventKind.PUT, keys_of(1), np.array([99], np.uint8), np.array([250], np.uint8))
+    assert ring.of(key_of(1)) == (BlockEvent("agent-0", 0.0, "", "PUT", "99", "250"),)
+
+
 def test_new_events_overwrite_the_oldest_and_the_ring_says_how_far_it_reaches_back() -> None:
     clock = Clock()
     ring = EventRing("agent-0", 4, clock)
