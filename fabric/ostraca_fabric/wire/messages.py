@@ -498,7 +498,7 @@ class ShardExtents(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     - ``found``: u8; ``offsets``: u64 in the shard; ``lengths``: u32; ``generations``: u64; ``tags``: 16
       bytes. Values of keys not found are zero. For a brief query, all columns but ``found`` are empty.
-    - ``pin``: for an early release; 0 if no key was found.
+    - ``pin``: for an early release; 0 if no key was found, or with promises.
     - ``is_recovering``: the index is incomplete; keys not found may exist.
     - ``known_owner``, ``known_epoch``: the shard owner according to an agent without the shard; empty and 0
       if unknown.

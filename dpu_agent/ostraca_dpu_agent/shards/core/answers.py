@@ -48,7 +48,7 @@ class ShardSettings:
     reaches the drive. No segment is reused sooner."""
 
     pins_max: int = 1 << 16
-    """Limit of concurrent pins. At the limit lookups with a pin find nothing."""
+    """Limit of concurrent pins. At the limit gets find nothing."""
 
     reservations_max: int = 1 << 16
     """Limit of concurrent reservations and commits. At the limit puts are declined."""

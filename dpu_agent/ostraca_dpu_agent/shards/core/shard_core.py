@@ -293,12 +293,14 @@ class ShardCore:
     ) -> Resolution:
         """Find blocks, and pin their segments for *pin_s*, at most ``pin_max_s``; 0 pins nothing.
 
-        With *promises* the blocks also stay listed for as long; a block without a promise is not found.
-        *keys*: shape (n, 16). Counts as a read of every block found if *is_counted*.
+        With *promises* the blocks stay listed for as long instead, which takes no pin: a flood of look-ups
+        leaves the pins to readers. A block without a promise is not found. *keys*: shape (n, 16). Counts as a
+        read of every block found if *is_counted*.
         """
         self.pins.expire(now_s)
         rows, end_s = self.index.find(keys), now_s + min(pin_s, self.settings.pin_max_s)
-        if pin_s > 0 and len(self.pins) >= self.settings.pins_max:
+        is_pinned = pin_s > 0 and not promises
+        if is_pinned and len(self.pins) >= self.settings.pins_max:
             rows[:] = -1
         if promises:
             rows[~self._promise(rows, end_s)] = -1
@@ -309,7 +311,7 @@ class ShardCore:
         if hits:
             segments = self.geometry.segment_of(offsets[found])
             generations[found] = self.ring.generations[segments]
-            if pin_s > 0:
+            if is_pinned:
                 pin = self.pins.add(end_s, distinct(segments))
         self.counters.keys_asked += len(rows)
         self.counters.keys_found += hits

@@ -375,6 +375,14 @@ def test_beyond_the_limit_of_pins_nothing_is_found() -> None:
     assert shard.core.resolve(shard.now_s, keys_of([1]), pin_s=1.0).found.tolist() == [True]
 
 
+def test_look_ups_leave_the_pins_to_readers() -> None:
+    shard = OwnedShard(settings=ShardSettings(pins_max=1))
+    shard.put([1])
+    for _ in range(3):
+        assert shard.core.resolve(shard.now_s, keys_of([1]), pin_s=1.0, promises=True).found.all()
+    assert shard.core.resolve(shard.now_s, keys_of([1]), pin_s=1.0).found.all()
+
+
 def test_a_segment_waits_for_late_writes_of_abandoned_reservations() -> None:
     shard = OwnedShard(segments=2, settings=ShardSettings(late_write_s=50.0))
     shard.settle()

@@ -287,8 +287,8 @@ class OwnerMachine(RuleBasedStateMachine):
             tag, offset = answer.tags[position].tobytes(), int(answer.offsets[position])
             assert (numbers[position], tag) in self.committed
             bytes_at[offset] = tag
-        assert bool(answer.pin) == bool(bytes_at)
-        if answer.pin:
+        assert bool(answer.pin) == (bool(bytes_at) and not promises)
+        if bytes_at:
             end_s = self.now_s + min(pin_s, SETTINGS.pin_max_s)
             self.pins.append(Pin(answer.pin, end_s, bytes_at))
             for position in np.flatnonzero(answer.found).tolist() if promises else ():
