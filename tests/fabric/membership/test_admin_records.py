@@ -13,7 +13,7 @@ from tests.fabric.membership.nodes import Cluster
 from tests.fabric.membership.sample_fabric import REPORT
 
 from ostraca_fabric.errors import MembershipError, NamesakeError, StoreAwayError
-from ostraca_fabric.membership.etcd.admin_records import EtcdReports
+from ostraca_fabric.membership.etcd.admin_records import EtcdRecords, EtcdReports
 from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
 from ostraca_fabric.membership.etcd.membership import EtcdMembership
 from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
@@ -131,6 +131,27 @@ async def test_while_etcd_is_away_it_is_told_in_time(fresh_etcd: Cluster, opened
         await reports.put(replace(REPORT, sentence="not heard"))
     fresh_etcd.start()
     await reports.put(replace(REPORT, sentence="heard"))
+
+
+async def test_a_hold_that_could_not_be_let_go_is_held_again_by_its_process_alone(
+    fresh_etcd: Cluster, opened: Open
+) -> None:
+    keys = EtcdKeys("/reports/held")
+    other = await opened(fresh_etcd, keys)
+    settings = EtcdSettings(fresh_etcd.endpoints, operation_timeout_s=0.5)
+    async with EtcdRecords(FABRIC, settings, keys=keys, dice=random.Random(9), lease_ttl_s=30) as records:
+        first = await records.hold("work/1", b"me")
+        assert first is not None
+        fresh_etcd.nodes[0].pause()
+        with pytest.raises(StoreAwayError):
+            await records.let_go(first)
+        fresh_etcd.resume()
+        assert await other.hold("work/1", b"other") is None
+        again = await records.hold("work/1", b"me")
+        assert again is not None
+        assert await records.hold("work/1", b"me") is None
+        await records.let_go(first)  # a late repetition ends nothing
+        assert await records.write([], unchanged={again.key: again.revision}) is not None
 
 
 async def test_another_fabric_is_refused(etcd: Cluster, opened: Open) -> None:

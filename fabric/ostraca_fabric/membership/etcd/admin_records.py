@@ -51,6 +51,9 @@ class EtcdRecords(AbstractAsyncContextManager["EtcdRecords"]):
         self._lease_ttl_s = lease_ttl_s
         self._lease: EtcdLease | None = None
         self._leasing = asyncio.Lock()
+        self._held: dict[str, int] = {}
+        """Revision of each hold not let go, by key; ``ABSENT`` while requested."""
+
         self._on_lost: Callable[[], None] = lambda: None
 
     async def __aexit__(self, *_: object) -> None:
@@ -106,9 +109,29 @@ class EtcdRecords(AbstractAsyncContextManager["EtcdRecords"]):
 
     async def hold(self, key: str, value: bytes) -> RecordLock | None:
         """As in the port."""
+        if key in self._held:
+            return None
+        self._held[key] = ABSENT
+        lock = None
+        try:
+            lock = await self._hold(key, value)
+        finally:
+            if lock is None:
+                del self._held[key]
+            else:
+                self._held[key] = lock.revision
+        return lock
+
+    async def _hold(self, key: str, value: bytes) -> RecordLock | None:
+        """Create the record, or take over a record of this process that no caller knows.
+
+        A failed ``hold`` or ``let_go`` may leave such a record, and the lease would keep it. The new revision
+        refuses late changes of earlier calls.
+        """
         while True:
             read = await self._store.read(self._at(key))
-            if self._at(key) in read.entries:
+            known = read.entries.get(self._at(key))
+            if known is not None and (self._lease is None or known.lease != self._lease.number):
                 return None
             lease = await self._own_lease()
             try:
@@ -121,6 +144,8 @@ class EtcdRecords(AbstractAsyncContextManager["EtcdRecords"]):
 
     async def let_go(self, hold: RecordLock) -> None:
         """As in the port."""
+        if self._held.get(hold.key) == hold.revision:
+            del self._held[hold.key]
         read = await self._store.read(self._at(hold.key))
         if read.modified(self._at(hold.key)) == hold.revision:
             await self._store.write(read, [delete(self._at(hold.key))], unchanged=[self._at(hold.key)])
