@@ -114,6 +114,7 @@ class ErasureSteps:
 
     async def _volumes(self, operation: Operation) -> list[VolumeRecord]:
         await self._membership.refresh_overrides()
+        await self._membership.refresh()
         async with aclosing(self._membership.volume_changes()) as changes:  # type: ignore[type-var]  # a generator
             volumes = await anext(changes)
         return [

@@ -126,6 +126,7 @@ class Steps:
         """
         if operation.kind is OperationKind.ERASE:
             return await self._erasure.run(operation, step)
+        await self._membership.refresh()  # with a late map, a step could take its work for done
         subject = await self._subject(operation, hold)
         if subject is None:
             if operation.kind is OperationKind.RETIRE:

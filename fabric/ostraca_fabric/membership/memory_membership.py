@@ -299,6 +299,9 @@ class MemoryMembership:
         """Return the revision of the overrides; all are visible at once."""
         return self.store.overrides.revision
 
+    async def refresh(self) -> None:
+        """Return at once: all changes are visible."""
+
     async def volume(self, tenant: TenantId, name: str) -> VolumeRecord | None:
         """Return a volume's record."""
         return self.store.volumes.get((tenant, name))

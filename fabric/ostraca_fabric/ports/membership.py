@@ -92,6 +92,13 @@ class Membership(Protocol):
         On return, ``overrides`` and ``volume`` reflect all changes up to that revision.
         """
 
+    async def refresh(self) -> None:
+        """Ask the store for changes of enclosures, placements and volumes.
+
+        On return, ``map`` and ``volumes`` reflect all earlier changes, except deletions that leave the
+        placement unchanged.
+        """
+
     async def join(self, agent: AgentRecord) -> None:
         """Announce an agent, or change its record.
 

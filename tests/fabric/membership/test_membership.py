@@ -33,7 +33,7 @@ from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
 from ostraca_fabric.membership.etcd.membership import EtcdMembership
 from ostraca_fabric.membership.etcd.schema import view
 from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys, RecordKind
-from ostraca_fabric.membership.etcd.schema.records import encode_meta
+from ostraca_fabric.membership.etcd.schema.records import encode_enclosure, encode_meta, encode_volume
 from ostraca_fabric.membership.etcd.schema.view import View
 from ostraca_fabric.membership.etcd.store import fabric_at
 from ostraca_fabric.model.fabric_map import Claim, Grant
@@ -253,6 +253,17 @@ async def test_a_record_that_can_not_be_read_is_left_out_and_told(etcd: Cluster,
 
 
 # --------------------------------------------------------------------------------- agents that come and go
+
+
+async def test_what_the_watch_has_not_told_yet_is_seen_after_a_refresh(etcd: Cluster, opened: Open) -> None:
+    """An operator's tool blocks this loop meanwhile, so no watch of this process can have told anything."""
+    membership = await opened(etcd, keys=EtcdKeys("/refreshed"))
+    there = enclosure()
+    etcd.ctl("put", f"/refreshed/enclosures/{there.id}", encode_enclosure(there).decode())
+    etcd.ctl("put", f"/refreshed/volumes/{VOLUME.tenant}/{VOLUME.name}", encode_volume(VOLUME).decode())
+    assert (membership.map.enclosures, membership.volumes) == ({}, ())
+    await membership.refresh()
+    assert (membership.map.enclosures, membership.volumes) == ({there.id: there}, (VOLUME,))
 
 
 async def test_of_many_that_claim_at_once_one_has_the_shard(etcd: Cluster, opened: Open) -> None:

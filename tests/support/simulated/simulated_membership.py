@@ -261,6 +261,10 @@ class SimulatedMembership:
         """Ask the store for the revision of the overrides; they show once it has answered."""
         return await self._ask(lambda store: store.memory.overrides.revision)
 
+    async def refresh(self) -> None:
+        """Ask the store; what it has shows once it has answered."""
+        await self._ask(lambda store: store.memory.map.revision)
+
     async def changes(self) -> AsyncIterator[FabricMap]:
         """Yield the newest map seen, then each newer one."""
         seen = -1

@@ -167,6 +167,13 @@ class EtcdMembership:
         await self._follower.until_seen(revision)
         return revision
 
+    async def refresh(self) -> None:
+        """Ask etcd for the last changes, and wait until the watch has reported them."""
+        keys = self._keys
+        prefixes = [keys.enclosures(), keys.earlier_placements(), keys.volumes()]
+        read = await self._store.read(keys.placement(), prefixes=prefixes)
+        await self._follower.until_seen(max(entry.modified for entry in read.entries.values()))
+
     async def join(self, agent: AgentRecord) -> None:
         """Announce an agent, under a lease renewed until the agent leaves."""
         key, value = self._keys.agent(agent.id), records.encode_agent(agent)
