@@ -286,6 +286,8 @@ class EnclosureService:
                 ended_unix_s=self._unix_s(),
             )
             changes.append(RecordChange(record_keys.operation(cancelled.id), encode(cancelled)))
+            # Without the hold, the cancelled operation's admin can no longer change the map.
+            changes.append(RecordChange(record_keys.work(cancelled.id), None))
             unchanged[record_keys.operation(cancelled.id)] = known.operation_revision
         written = await self._records.write(changes, unchanged=unchanged)
         if written is not None:

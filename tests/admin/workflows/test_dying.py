@@ -178,6 +178,31 @@ class LateMembership(MortalMembership):
             self._old = None
 
 
+class PausedMembership(MortalMembership):
+    """The same of a process that is paused before it changes the map, while others go on."""
+
+    def __init__(self, fabric: MemoryMembership, others: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(fabric, Life())
+        self._others = others
+        self.has_changed = asyncio.Event()
+        """Set once the store has taken the change, or refused it."""
+
+    async def put_enclosures(
+        self,
+        enclosures: Sequence[EnclosureRecord],
+        *,
+        removed: Collection[EnclosureId] = (),
+        seen: Mapping[EnclosureId, EnclosureRecord | None] | None = None,
+        under: RecordLock | None = None,
+        force: bool = False,
+    ) -> None:
+        await self._others()
+        try:
+            await super().put_enclosures(enclosures, removed=removed, seen=seen, under=under, force=force)
+        finally:
+            self.has_changed.set()
+
+
 class MortalHands:
     """Agents as a process asks them that may die."""
 
@@ -464,6 +489,32 @@ async def test_an_admin_whose_map_is_late_does_what_it_tells(tmp_path: Path, kin
     await _check(fabric, kind)
     if passing is not None:
         await passing
+
+
+async def test_an_admin_paused_while_its_operation_is_cancelled_changes_the_map_no_more(
+    tmp_path: Path,
+) -> None:
+    fabric = Fabric(tmp_path)
+    await fabric.begin()
+    await fabric.desk.register(fabric.spec, ALICE)
+
+    async def retire() -> None:
+        await fabric.desk.start(OperationKind.RETIRE, SHELF, ALICE)
+        assert await fabric.lives(Life())
+
+    paused = PausedMembership(fabric.membership, retire)
+    worker = fabric.worker(MortalRecords(fabric.records, Life()), paused, Life())
+    working = asyncio.ensure_future(worker.run())
+    async with asyncio.timeout(WITHIN_S):
+        await paused.has_changed.wait()
+    working.cancel()
+    with suppress(asyncio.CancelledError):
+        await working
+    assert [each.state for each in await fabric.operations()] == [
+        OperationState.CANCELLED,
+        OperationState.DONE,
+    ]
+    assert fabric.membership.map.enclosures == {}
 
 
 async def _pass_over(fabric: Fabric) -> None:
