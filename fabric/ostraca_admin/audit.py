@@ -14,6 +14,7 @@ from ostraca_admin.model import (
     OperationState,
     RegistrationStatus,
     decode,
+    decode_readable,
     encode,
 )
 from ostraca_fabric.errors import MembershipError
@@ -80,11 +81,12 @@ class Retention:
         await self._delete(audit[: max(0, len(audit) - self._audit_max)])
         statuses = await self._records.below(record_keys.STATUSES)
         latest = {decode(record, RegistrationStatus).operation for record in statuses}
-        ended = []
-        for record in await self._records.below(record_keys.OPERATIONS):
-            operation = decode(record, Operation)
-            if operation.state is not OperationState.RUNNING and operation.id not in latest:
-                ended.append(record)
+        operations = await self._records.below(record_keys.OPERATIONS)
+        ended = [
+            record
+            for record, operation in decode_readable(operations, Operation)
+            if operation.state is not OperationState.RUNNING and operation.id not in latest
+        ]
         await self._delete(ended[: max(0, len(ended) - self._operations_max)])
 
     async def _delete(self, old: Sequence[Record]) -> None:

@@ -5,6 +5,8 @@ Records are JSON, readable with ``etcdctl get``. Times come from the writer's cl
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -286,6 +288,15 @@ def decode(record: Record, kind: type[_Kept]) -> _Kept:
         f"record {record.key} of the admin service has version {version}, and this release reads up to "
         f"{VERSION}: upgrade the admin service to the fabric's release"
     )
+
+
+def decode_readable(records: Iterable[Record], kind: type[_Kept]) -> list[tuple[Record, _Kept]]:
+    """Decode records, without those unreadable for this release."""
+    decoded = []
+    for record in records:
+        with contextlib.suppress(MembershipError):
+            decoded.append((record, decode(record, kind)))
+    return decoded
 
 
 def map_record(spec: EnclosureSpec, status: RegistrationStatus, *, is_draining: bool) -> EnclosureRecord:

@@ -14,7 +14,7 @@ from ostraca_admin.model import (
     OperationKind,
     OperationState,
     Step,
-    decode,
+    decode_readable,
     encode,
 )
 from ostraca_admin.override_service import OverrideService, StoredOverride
@@ -121,8 +121,8 @@ class TenantService:
                     f"volume {each.name} of tenant {tenant} is not erasable, fixed at its creation: make a "
                     "tenant erasable before its first volume"
                 )
-        for record in await self._records.below(record_keys.OPERATIONS):
-            running = decode(record, Operation)
+        operations = await self._records.below(record_keys.OPERATIONS)
+        for _, running in decode_readable(operations, Operation):
             is_same = (running.kind, running.tenant, running.volume) == (OperationKind.ERASE, tenant, volume)
             if is_same and running.state is OperationState.RUNNING:
                 return running

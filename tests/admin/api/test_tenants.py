@@ -12,9 +12,11 @@ from tests.admin.cli.commands import Commands
 from tests.admin.service import WITHIN_S, AdminService
 
 from ostraca_admin.model import OperationState
+from ostraca_fabric.model import record_keys
 from ostraca_fabric.model.ids import AgentId, TenantId
 from ostraca_fabric.model.overrides import VERSION, LiveSettings, Overrides, TenantOverride
 from ostraca_fabric.model.volume import Layout, VolumeRecord
+from ostraca_fabric.ports.records import RecordChange
 from ostraca_fabric.telemetry.status import ShardStatus
 
 ACME = {"flash_bytes": 8 << 40, "agent_bytes_per_s": 2 << 30, "is_erasable": True}
@@ -152,6 +154,13 @@ def test_an_erasure_waits_for_every_agent_and_for_who_may_be_cut_off(service: Ad
     found = {name: each.incarnation for (_, name), each in service.membership.store.volumes.items()}
     assert found == {"v": 2, "w": 1}
     assert ended.ended_unix_s - ended.steps[0].ended_unix_s >= 0.5
+
+
+def test_an_operation_that_can_not_be_read_keeps_no_tenant_from_being_erased(service: AdminService) -> None:
+    has_volume(service, "v", is_erasable=True)
+    newer = RecordChange(record_keys.operation("0"), b'{"version":2}')
+    service.do(service.records.write([newer], unchanged={}))
+    assert service.ask("POST", "/v1/tenants/acme:erase", {}).status == 202
 
 
 def test_an_agent_that_does_not_answer_is_outlived(service: AdminService) -> None:
