@@ -110,6 +110,9 @@ class TenantService:
     async def erase(self, tenant: TenantId, requester: Requester, *, volume: str = "") -> Operation:
         """Start to erase a tenant or one volume; return the running operation.
 
+        The operation is an earlier one only if all its erasures are still to come. Otherwise, blocks stored
+        since then would stay.
+
         Raises NotFoundError, and ConflictError if an agent might serve the blocks forever.
         """
         volumes = [each for each in await self.volumes_of(tenant) if volume in ("", each.name)]
@@ -124,7 +127,7 @@ class TenantService:
         operations = await self._records.below(record_keys.OPERATIONS)
         for _, running in decode_readable(operations, Operation):
             is_same = (running.kind, running.tenant, running.volume) == (OperationKind.ERASE, tenant, volume)
-            if is_same and running.state is OperationState.RUNNING:
+            if is_same and running.state is OperationState.RUNNING and not running.steps[0].detail:
                 return running
         operation = Operation(
             VERSION,

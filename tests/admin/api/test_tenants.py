@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from tests.admin.cli.commands import Commands
 from tests.admin.service import WITHIN_S, AdminService
 
-from ostraca_admin.model import OperationState
+from ostraca_admin.model import STEPS, Operation, OperationKind, OperationState, Step, encode
 from ostraca_fabric.model import record_keys
 from ostraca_fabric.model.ids import AgentId, TenantId
 from ostraca_fabric.model.overrides import VERSION, LiveSettings, Overrides, TenantOverride
@@ -141,8 +141,6 @@ def test_an_erasure_waits_for_every_agent_and_for_who_may_be_cut_off(service: Ad
     heard, slow.incarnations = slow.incarnations, None
     begun = service.ask("POST", "/v1/tenants/acme:erase", {"volume": "v"})
     assert begun.status == 202
-    again = service.ask("POST", "/v1/tenants/acme:erase", {"volume": "v"})
-    assert again.body["id"] == begun.body["id"], "one erasure of a volume runs at a time"
     path = f"/v1/operations/{begun.body['id']}"
     until(lambda: "waiting for agent-1" in service.ask("GET", path).body["steps"][1]["message"])
     slow.incarnations = heard
@@ -154,6 +152,27 @@ def test_an_erasure_waits_for_every_agent_and_for_who_may_be_cut_off(service: Ad
     found = {name: each.incarnation for (_, name), each in service.membership.store.volumes.items()}
     assert found == {"v": 2, "w": 1}
     assert ended.ended_unix_s - ended.steps[0].ended_unix_s >= 0.5
+
+
+def test_what_was_put_after_an_unfinished_erasure_is_erased_by_the_next(service: AdminService) -> None:
+    keys_live(service, 0.5)
+    has_volume(service, "v", is_erasable=True)
+    first = service.ask("POST", "/v1/tenants/acme:erase", {}).body["id"]
+    volumes = service.membership.store
+    until(lambda: volumes.volumes[TenantId("acme"), "v"].incarnation == 2)  # and blocks are put there
+    second = service.ask("POST", "/v1/tenants/acme:erase", {}).body["id"]
+    assert [service.ended(each).state for each in (first, second)] == [OperationState.DONE] * 2
+    assert volumes.volumes[TenantId("acme"), "v"].incarnation == 3
+
+
+def test_an_erasure_that_no_admin_has_begun_yet_is_the_next_one_too(service: AdminService) -> None:
+    has_volume(service, "v", is_erasable=True)
+    steps = tuple(Step(name) for name in STEPS[OperationKind.ERASE])
+    waiting = Operation(1, "1", OperationKind.ERASE, "", "alice", 0.0, steps, tenant="acme")
+    assert service.do(service.records.hold(record_keys.work("1"), b"another admin"))
+    written = RecordChange(record_keys.operation("1"), encode(waiting))
+    service.do(service.records.write([written], unchanged={}))
+    assert service.ask("POST", "/v1/tenants/acme:erase", {}).body["id"] == "1"
 
 
 def test_an_operation_that_can_not_be_read_keeps_no_tenant_from_being_erased(service: AdminService) -> None:
