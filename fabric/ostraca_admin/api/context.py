@@ -89,6 +89,7 @@ After = Annotated[str, Query(max_length=256, description="Return only items afte
 Limit = Annotated[int, Query(ge=1, le=500)]
 LongLimit = Annotated[int, Query(ge=1, le=2000)]
 IfMatch = Annotated[str | None, Header(description="ETag of an earlier read: refuse after a change.")]
+_REVISION_DIGITS_MAX = 20
 
 
 def revision_of(if_match: str | None) -> int | None:
@@ -99,7 +100,7 @@ def revision_of(if_match: str | None) -> int | None:
     if if_match is None or if_match.strip() == "*":
         return None
     text = if_match.strip().removeprefix('"').removesuffix('"')
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= _REVISION_DIGITS_MAX):
         raise PreconditionError(f"If-Match has no ETag of this service: {text[:64]!a}")
     return int(text)
 

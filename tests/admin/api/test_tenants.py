@@ -126,6 +126,13 @@ def test_an_erasable_tenant_changes_its_rate_beside_a_volume_of_an_agent_that_kn
     assert service.ask("PUT", "/v1/tenants/acme", {**ACME, "agent_bytes_per_s": 1 << 30}).status == 200
 
 
+@pytest.mark.parametrize("etag", ["x", "-1", "1" * 5000], ids=["word", "sign", "digits"])
+def test_an_etag_of_no_service_matches_nothing(service: AdminService, etag: str) -> None:
+    answer = service.ask("PUT", "/v1/tenants/acme", ACME, headers={"If-Match": f'"{etag}"'})
+    assert answer.status == 412
+    assert answer.body["detail"].startswith("If-Match has no ETag of this service: ")
+
+
 def test_who_has_nothing_to_erase_is_told_so(service: AdminService) -> None:
     has_volume(service, "v", is_erasable=True)
     for tenant, volume in (("nobody", ""), ("acme", "w")):
