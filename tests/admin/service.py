@@ -174,7 +174,7 @@ class AdminService:
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
         if data is not None:
             shown["Content-Type"] = "application/json"
-        with closing(self._connection()) as connection:
+        with closing(self.connection()) as connection:
             connection.request(method, path, data, {**shown, **(headers or {})})
             answer = connection.getresponse()
             return Answer(answer.status, answer.headers, json.loads(answer.read()))
@@ -210,7 +210,8 @@ class AdminService:
         """
         return asyncio.run_coroutine_threadsafe(self._pass_over(EnclosureId(name)), self._loop)
 
-    def _connection(self) -> http.client.HTTPConnection:
+    def connection(self) -> http.client.HTTPConnection:
+        """Return a new connection to the service."""
         place = self.url.partition("://")[2]
         if self._tls is None:
             return http.client.HTTPConnection(place, timeout=WITHIN_S)

@@ -56,15 +56,17 @@ def context_of(request: Request) -> Context:
 Service = Annotated[Context, Depends(context_of)]
 
 
+def owner_of(service: Context, credentials: HTTPAuthorizationCredentials | None) -> Principal | None:
+    """Return the owner of a request's token by the present file of people, or None."""
+    return None if credentials is None else service.tokens().owner(credentials.credentials)
+
+
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)]
+
+
 def _authorize(needed: Role) -> Callable[..., Awaitable[Requester]]:
-    async def authorize(
-        request: Request,
-        service: Service,
-        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(_bearer)],
-    ) -> Requester:
-        person: Principal | None = (
-            None if credentials is None else service.tokens().owner(credentials.credentials)
-        )
+    async def authorize(request: Request, service: Service, credentials: Credentials) -> Requester:
+        person = owner_of(service, credentials)
         if person is None:
             raise HTTPException(
                 401,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
+from tests.admin.service import TOKENS, AdminService
 from tests.support.simulated.memory_records import MemoryRecords
 
 from ostraca_admin.api.routes.history import KEEP_ALIVE_S, event_stream
-from ostraca_admin.model import VERSION, AuditEntry, encode
+from ostraca_admin.model import VERSION, AuditEntry, Operation, OperationKind, Step, encode
 from ostraca_fabric.errors import MembershipError
 from ostraca_fabric.model import record_keys
 from ostraca_fabric.ports.records import Record, RecordChange
@@ -73,6 +75,21 @@ async def test_changes_are_told_from_when_it_begins_and_none_twice_though_all_ar
 
 async def test_a_stream_ends_where_the_store_no_longer_tells_what_changes() -> None:
     assert await rest(event_stream(Away(), asyncio.Event())) == []
+
+
+def test_a_stream_ends_with_the_token_that_opened_it(service: AdminService) -> None:
+    running = Operation(1, "1", OperationKind.ERASE, "", "alice", 0.0, (Step("purged"),))
+    assert service.do(service.records.hold(record_keys.work("1"), b"another admin"))
+    service.do(
+        service.records.write([RecordChange(record_keys.operation("1"), encode(running))], unchanged={})
+    )
+    with contextlib.closing(service.connection()) as connection:
+        connection.request("GET", "/v1/events", headers={"Authorization": f"Bearer {TOKENS['viewer']}"})
+        stream = connection.getresponse()
+        assert [stream.readline()[:6] for _ in range(3)] == [b"event:", b"data: ", b"\n"]
+        del service.tokens["viewer"]
+        assert service.ask("PUT", "/v1/tenants/acme", {}).status == 201
+        assert stream.read() == b""
 
 
 async def test_where_nothing_happens_a_comment_says_that_it_goes_on() -> None:

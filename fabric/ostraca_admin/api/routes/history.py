@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import aclosing
 from typing import Annotated, Any
 
@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Path
 from fastapi.responses import StreamingResponse
 
-from ostraca_admin.api.context import After, Limit, Service, Viewer
+from ostraca_admin.api.context import After, Credentials, Limit, Service, Viewer, owner_of
 from ostraca_admin.api.forms import ListPage
 from ostraca_admin.api.views import ApiView, AuditView, OperationView, audit_view, operation_view
 from ostraca_admin.model import AuditEntry, Operation, decode
@@ -57,22 +57,29 @@ async def list_audit(
     response_class=StreamingResponse,
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
 )
-async def events(service: Service, _: Viewer) -> StreamingResponse:
+async def events(service: Service, _: Viewer, credentials: Credentials) -> StreamingResponse:
     """Stream operations in progress, then all changes of operations and new audit entries.
 
     The server-sent events are ``operation`` and ``audit``.
     """
     await service.enclosures.operations(limit=1)  # fails before the stream starts if the store is unavailable
-    return StreamingResponse(event_stream(service.records, service.closing), media_type="text/event-stream")
+    stream = event_stream(
+        service.records, service.closing, is_allowed=lambda: owner_of(service, credentials) is not None
+    )
+    return StreamingResponse(stream, media_type="text/event-stream")
 
 
 async def event_stream(
-    records: Records, closing: asyncio.Event, *, keep_alive_s: float = KEEP_ALIVE_S
+    records: Records,
+    closing: asyncio.Event,
+    *,
+    is_allowed: Callable[[], bool] = lambda: True,
+    keep_alive_s: float = KEEP_ALIVE_S,
 ) -> AsyncIterator[str]:
     """Yield operations, those in progress first, and all new changes.
 
-    The stream ends with the service (*closing*), or if the store no longer reports changes; the answer to the
-    client's next request then tells the state of the store.
+    The stream ends with the service (*closing*), with the client's token (*is_allowed*), or if the store no
+    longer reports changes. The answer to the client's next request then tells the reason.
     """
     queue: asyncio.Queue[str] = asyncio.Queue(_WAITING_MAX)
     ends = [
@@ -81,7 +88,7 @@ async def event_stream(
         asyncio.ensure_future(closing.wait()),
     ]
     try:
-        while event := await _next(queue, ends, keep_alive_s):
+        while (event := await _next(queue, ends, keep_alive_s)) and is_allowed():
             yield event
     finally:
         for each in ends:
