@@ -294,7 +294,7 @@ class AdminService:
             report_of=self._report_of,
             volumes=self._volumes,
             new_format_id=lambda: secrets.token_hex(ID_BYTES),
-            erasure=ErasureSteps(self.membership, self.hands, clock=time.monotonic, poll_s=0.2),
+            erasure=ErasureSteps(self.records, self.membership, self.hands, clock=time.monotonic, poll_s=0.2),
             retry=RetrySettings(busy_s=0.5, drain_s=0.2),
         )
         return WorkflowRunner(self.records, steps, name="admin-0", unix_s=time.time, poll_s=0.2)

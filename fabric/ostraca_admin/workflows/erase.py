@@ -13,10 +13,13 @@ from contextlib import aclosing
 
 from ostraca_admin.agent_queries import AgentClient, statuses
 from ostraca_admin.model import Operation, Step
-from ostraca_admin.workflows.preflight import StepDone, StepPending
+from ostraca_admin.workflows.preflight import StepDone, StepFailed, StepPending, Verdict
 from ostraca_admin.workflows.step_context import StepResult
+from ostraca_fabric.model import record_keys
+from ostraca_fabric.model.ids import TenantId
 from ostraca_fabric.model.volume import VolumeRecord, check_erasable
 from ostraca_fabric.ports.membership import Membership
+from ostraca_fabric.ports.records import Records
 from ostraca_fabric.runtime.sentences import counted
 from ostraca_fabric.telemetry.status import AgentStatus
 
@@ -28,6 +31,7 @@ class ErasureSteps:
 
     def __init__(
         self,
+        records: Records,
         membership: Membership,
         agents: AgentClient,
         *,
@@ -35,6 +39,7 @@ class ErasureSteps:
         poll_s: float = _POLL_S,
     ) -> None:
         """Query agents by *agents*; *clock* is monotonic, in seconds."""
+        self._records = records
         self._membership = membership
         self._agents = agents
         self._clock = clock
@@ -57,10 +62,17 @@ class ErasureSteps:
             self._first_seen_s.pop(operation.id)
         return StepResult(verdict)
 
-    async def _erase(self, operation: Operation, step: Step) -> StepPending | StepDone:
+    async def _erase(self, operation: Operation, step: Step) -> Verdict:
         """Erase the incarnations found at the first look, each once."""
+        stored = await self._records.below(record_keys.volumes(TenantId(operation.tenant)))
         volumes = {volume.name: volume for volume in await self._volumes(operation)}
         if "seen" not in step.detail:
+            names = {record.key.rpartition("/")[2] for record in stored} - volumes.keys()
+            if unread := sorted(name for name in names if operation.volume in ("", name)):
+                return StepFailed(
+                    f"volume {', '.join(unread)} of tenant {operation.tenant} can't be read: "
+                    "upgrade the admin service to the fabric's release, then erase again"
+                )
             for volume in volumes.values():
                 check_erasable(volume)
             seen = {name: volume.incarnation for name, volume in volumes.items()}

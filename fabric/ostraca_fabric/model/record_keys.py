@@ -14,6 +14,7 @@ AUDIT = "audit/"
 REPORTS = "reports/"
 TENANTS = "tenants/"
 SWITCHES = "switches/"
+VOLUMES = "volumes/"
 
 
 def spec(enclosure: EnclosureId) -> str:
@@ -59,6 +60,11 @@ def audit(entry: str) -> str:
 def tenant(tenant: TenantId) -> str:
     """Tenant created by an operator, with its quotas."""
     return f"{TENANTS}{tenant}"
+
+
+def volumes(tenant: TenantId) -> str:
+    """Prefix of a tenant's volumes."""
+    return f"{VOLUMES}{tenant}/"
 
 
 def switch(tenant: TenantId, volume: str) -> str:

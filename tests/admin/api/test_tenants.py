@@ -189,6 +189,16 @@ def test_an_operation_that_can_not_be_read_keeps_no_tenant_from_being_erased(ser
     assert service.ask("POST", "/v1/tenants/acme:erase", {}).status == 202
 
 
+def test_a_volume_that_can_not_be_read_is_not_told_to_be_erased(service: AdminService) -> None:
+    has_volume(service, "v", is_erasable=True)
+    newer = RecordChange(f"{record_keys.volumes(TenantId('acme'))}w", b'{"version":2}')
+    service.do(service.records.write([newer], unchanged={}))
+    ended = service.ended(service.ask("POST", "/v1/tenants/acme:erase", {}).body["id"])
+    assert ended.state is OperationState.FAILED
+    assert "volume w of tenant acme can't be read: upgrade" in ended.message
+    assert service.membership.store.volumes[TenantId("acme"), "v"].incarnation == 1
+
+
 def test_an_agent_that_does_not_answer_is_outlived(service: AdminService) -> None:
     keys_live(service, 0.3)
     has_volume(service, "v", is_erasable=True)

@@ -284,7 +284,7 @@ class Fabric:
             report_of=report_of,
             volumes=volumes,
             new_format_id=lambda: secrets.token_hex(ID_BYTES),
-            erasure=ErasureSteps(membership, hands, clock=time.monotonic, poll_s=0.01),
+            erasure=ErasureSteps(records, membership, hands, clock=time.monotonic, poll_s=0.01),
             retry=RetrySettings(busy_s=0.01, drain_s=0.01),
         )
         return WorkflowRunner(records, steps, name="admin", unix_s=lambda: 0.0, poll_s=0.01)

@@ -131,7 +131,7 @@ class AdminDaemon:
             report_of=records.find,
             volumes=volumes,
             new_format_id=lambda: secrets.token_hex(ID_BYTES),
-            erasure=ErasureSteps(membership, agents, clock=time.monotonic),
+            erasure=ErasureSteps(records, membership, agents, clock=time.monotonic),
         )
         runner = WorkflowRunner(records, steps, name=self.name, unix_s=time.time)
         audit = Audit(time.time, _new_id)
