@@ -105,7 +105,14 @@ class EtcdRecords(AbstractAsyncContextManager["EtcdRecords"]):
             delete(self._at(change.key)) if change.value is None else put(self._at(change.key), change.value)
             for change in changes
         ]
-        return await self._store.write(read, operations, unchanged=map(self._at, unchanged))
+        made = await self._store.write(read, operations, unchanged=map(self._at, unchanged))
+        if made is not None:
+            return made
+        puts = {self._at(change.key): change.value for change in changes if change.value is not None}
+        now = await self._store.read(*puts)
+        found = {now.modified(key) if now.value(key) == value else 0 for key, value in puts.items()}
+        # All in one revision since the read: an attempt without an answer, and this one a repetition.
+        return found.pop() if len(found) == 1 and max(found) > read.revision else None
 
     async def hold(self, key: str, value: bytes) -> RecordLock | None:
         """As in the port."""
@@ -140,6 +147,10 @@ class EtcdRecords(AbstractAsyncContextManager["EtcdRecords"]):
                 )
             except LeaseEndedError:
                 continue
+            if made is None:  # unless an attempt without an answer was accepted
+                now = (await self._store.read(self._at(key))).entries.get(self._at(key))
+                is_own = now is not None and now.lease == lease.number and now.modified > read.revision
+                made = now.modified if now is not None and is_own else None
             return None if made is None else RecordLock(key, made)
 
     async def let_go(self, hold: RecordLock) -> None:
