@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ostraca_admin.model import EnclosureSpec, Operation, RegistrationStatus, encode
@@ -44,10 +45,15 @@ class Subject:
 
 
 async def put_in_map(
-    membership: Membership, subject: Subject, target: EnclosureRecord, current: EnclosureRecord | None
+    membership: Membership,
+    subject: Subject,
+    target: EnclosureRecord,
+    current: EnclosureRecord | None,
+    unchanged: Sequence[EnclosureRecord] = (),
 ) -> None:
-    """Write *wanted* to the map, if *there* is unchanged and the operation still held."""
+    """Write *target* to the map, if *current* and *unchanged* are there and the operation still held."""
     if target != current:
+        seen = {target.id: current, **{each.id: each for each in unchanged}}
         await membership.put_enclosures(
-            [target], seen={target.id: current}, under=subject.hold, force=subject.operation.force
+            [target], seen=seen, under=subject.hold, force=subject.operation.force
         )

@@ -168,14 +168,15 @@ class Steps:
     async def _close(self, subject: Subject) -> StepResult:
         current = self._membership.map.enclosures.get(subject.id)
         if current is not None and current.state is not EnclosureState.DRAINING:
-            others = (each for each in self._membership.map.enclosures.values() if each.id != subject.id)
-            if not subject.operation.force and not weights_of(others):
+            others = self._membership.map.enclosures.values()
+            is_open = [each for each in others if each.id != subject.id and weights_of([each])]
+            if not subject.operation.force and not is_open:
                 message = (
                     "no other enclosure is open for new blocks, so all puts would be declined: add an "
                     "enclosure, or force the drain"
                 )
                 return StepResult(StepFailed(message))
-            await put_in_map(self._membership, subject, current.drained(), current)
+            await put_in_map(self._membership, subject, current.drained(), current, is_open[:1])
         status = msgspec.structs.replace(subject.status, phase=EnclosurePhase.DRAINING)
         return StepResult(
             StepDone("new blocks go to other enclosures"), subject.writes(status), subject.revisions

@@ -517,6 +517,25 @@ async def test_an_admin_paused_while_its_operation_is_cancelled_changes_the_map_
     assert fabric.membership.map.enclosures == {}
 
 
+async def test_of_two_last_enclosures_drained_at_once_one_stays_open(tmp_path: Path) -> None:
+    fabric = Fabric(tmp_path)
+    await fabric.begin()
+    other = Shelf(tmp_path / "shelf-2", "shelf-2", drives=1)
+    await fabric.desk.register(fabric.spec, ALICE)
+    await fabric.desk.register(EnclosureSpec(VERSION, other.name, other.nqn, (other.controller,)), ALICE)
+    assert await fabric.lives(Life())
+
+    async def drain_the_other() -> None:
+        record = fabric.membership.map.enclosures[EnclosureId(other.name)]
+        await fabric.membership.put_enclosures([record.drained()])
+
+    await fabric.desk.start(OperationKind.DRAIN, SHELF, ALICE)
+    assert await fabric.lives(Life(), PausedMembership(fabric.membership, drain_the_other))
+    drain = (await fabric.operations())[-1]
+    assert (drain.state, "no other enclosure is open" in drain.message) == (OperationState.FAILED, True)
+    assert fabric.membership.map.enclosures[SHELF].state is EnclosureState.READY
+
+
 async def _pass_over(fabric: Fabric) -> None:
     """Let earlier placements end once the enclosure is draining."""
     async for fabric_map in fabric.membership.changes():
