@@ -340,10 +340,15 @@ class EnclosureService:
 
     async def page(self, *, after: str = "", limit: int) -> list[Registration]:
         """Return registered enclosures by name."""
-        behind = record_keys.spec(EnclosureId(after)) if after else ""
-        listed = await self._records.below(record_keys.SPECS, after=behind, limit=limit)
-        names = (EnclosureId(record.key.removeprefix(record_keys.SPECS)) for record in listed)
-        return [each for name in names if (each := await self.find(name)) is not None]
+        behind, found = record_keys.spec(EnclosureId(after)) if after else "", list[Registration]()
+        while len(found) < limit:
+            listed = await self._records.below(record_keys.SPECS, after=behind, limit=limit - len(found))
+            if not listed:
+                break
+            behind = listed[-1].key
+            names = (EnclosureId(record.key.removeprefix(record_keys.SPECS)) for record in listed)
+            found += [each for name in names if (each := await self.find(name)) is not None]
+        return found
 
     async def operation(self, operation: str) -> Operation:
         """Return an operation. Raises NotFoundError."""

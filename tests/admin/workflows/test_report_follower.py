@@ -27,7 +27,7 @@ from ostraca_fabric.model import record_keys
 from ostraca_fabric.model.ids import ID_BYTES, EnclosureId, StartId
 from ostraca_fabric.model.inventory import DriveReport, EnclosureReport
 from ostraca_fabric.model.target import parse_controller
-from ostraca_fabric.ports.records import Record
+from ostraca_fabric.ports.records import Record, RecordChange
 
 SHELF = EnclosureId("shelf-1")
 ALICE = Requester("alice", "admin", "test")
@@ -194,6 +194,21 @@ async def test_an_enclosure_is_found_while_its_operations_follow_each_other() ->
     known = await enclosures.find(SHELF)
     assert known is not None
     assert (known.operation.kind, known.spec) == (OperationKind.RETIRE, spec)
+
+
+async def test_a_page_is_full_though_an_enclosure_is_retired_while_it_is_read() -> None:
+    records, ids = Overtaken(), iter(range(1 << 20))
+    enclosures = EnclosureService(records, Audit(lambda: 0.0, lambda: f"f{next(ids):08x}"))
+    for name in ("a", "b", "c"):
+        spec = EnclosureSpec(VERSION, name, f"nqn.2025-01.io.ostraca:{name}", ("files:///nowhere",))
+        await enclosures.register(spec, ALICE)
+
+    async def retire() -> None:
+        gone = record_keys.spec(EnclosureId("b")), record_keys.status(EnclosureId("b"))
+        await records.write([RecordChange(key, None) for key in gone], unchanged={})
+
+    records.overtake = retire
+    assert [each.spec.name for each in await enclosures.page(limit=2)] == ["a", "c"]
 
 
 def test_wait_ends_once_the_enclosure_is_ready(following: Following, ostraca: Commands) -> None:
