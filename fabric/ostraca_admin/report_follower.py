@@ -18,7 +18,7 @@ from ostraca_admin.enclosure_service import EnclosureService
 from ostraca_admin.errors import ConflictError, PreconditionError
 from ostraca_admin.model import VERSION, EnclosureSpec, OperationState
 from ostraca_admin.rules import may_try_again
-from ostraca_fabric.errors import MembershipError, UsageError
+from ostraca_fabric.errors import MembershipError, StoreAwayError, UsageError
 from ostraca_fabric.model.inventory import EnclosureReport
 from ostraca_fabric.ports.records import ABSENT
 
@@ -64,7 +64,9 @@ class ReportFollower:
         for report in await self._reports():
             try:
                 await self._follow(report)
-            except (ConflictError, UsageError) as error:
+            except StoreAwayError:
+                raise
+            except (ConflictError, UsageError, MembershipError) as error:
                 if self._refused.get(report.id) != str(error):
                     self._refused[report.id] = str(error)
                     log.warning("The report of enclosure %s is not followed: %s", report.id, error)

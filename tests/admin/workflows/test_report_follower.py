@@ -211,6 +211,22 @@ async def test_a_page_is_full_though_an_enclosure_is_retired_while_it_is_read() 
     assert [each.spec.name for each in await enclosures.page(limit=2)] == ["a", "c"]
 
 
+def test_a_registration_that_can_not_be_read_keeps_no_other_report_from_being_followed(
+    following: Following, service: AdminService, caplog: pytest.LogCaptureFixture
+) -> None:
+    newer = [
+        RecordChange(f"{prefix}a", b'{"version":2}') for prefix in (record_keys.SPECS, record_keys.STATUSES)
+    ]
+    service.do(service.records.write(newer, unchanged={}))
+    report = report_of(service.shelf("shelf-1"))
+    following.reports = [replace(report, id=EnclosureId("a")), report]
+    with caplog.at_level("WARNING"):
+        assert following.turn().status.phase is EnclosurePhase.READY
+        service.do(following.follower.turn())
+    (refusal,) = (each.getMessage() for each in caplog.records if "is not followed" in each.getMessage())
+    assert "record statuses/a of the admin service has version 2" in refusal
+
+
 def test_wait_ends_once_the_enclosure_is_ready(following: Following, ostraca: Commands) -> None:
     none = ostraca("enclosure", "wait", "--within", "0.1")
     assert (none.code, "no enclosure is ready after 0.1 s: none is registered" in none.err) == (1, True)

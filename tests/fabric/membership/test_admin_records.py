@@ -18,6 +18,7 @@ from ostraca_fabric.membership.etcd.client.settings import EtcdSettings
 from ostraca_fabric.membership.etcd.membership import EtcdMembership
 from ostraca_fabric.membership.etcd.schema.keys import EtcdKeys
 from ostraca_fabric.model.ids import FabricId, StartId
+from ostraca_fabric.ports.records import RecordChange
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +64,18 @@ async def test_a_report_is_put_replaced_and_found(etcd: Cluster, opened: Open) -
     for report in (REPORT, replace(REPORT, sentence="something else"), REPORT, REPORT):
         await reports.put(report)
         assert await reports.find(REPORT.id) == report
+
+
+async def test_a_report_that_can_not_be_read_is_left_out_of_all_reports(
+    etcd: Cluster, opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    reports = await opened(etcd, EtcdKeys("/reports/newer"))
+    await reports.put(REPORT)
+    assert await reports.write([RecordChange("reports/a", b'{"version":9}')], unchanged={})
+    for _ in range(2):
+        assert await reports.reports() == [REPORT]
+    (left_out,) = (each.getMessage() for each in caplog.records if each.levelname == "WARNING")
+    assert "reports/a: a record in etcd has version 9" in left_out
 
 
 async def test_it_goes_with_its_daemon(etcd: Cluster, opened: Open) -> None:

@@ -28,6 +28,7 @@ from ostraca_fabric.model.ids import EnclosureId, FabricId, StartId
 from ostraca_fabric.model.inventory import EnclosureReport
 from ostraca_fabric.policies.backoff import Dice
 from ostraca_fabric.ports.records import ABSENT, Record, RecordChange, RecordLock
+from ostraca_fabric.telemetry.log_lines import LogDedup
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class EtcdRecords(AbstractAsyncContextManager["EtcdRecords"]):
         self._held: dict[str, int] = {}
         """Revision of each hold not let go, by key; ``ABSENT`` while requested."""
 
+        self._unreadable = LogDedup(log)
         self._on_lost: Callable[[], None] = lambda: None
 
     async def __aexit__(self, *_: object) -> None:
@@ -182,9 +184,20 @@ class EtcdRecords(AbstractAsyncContextManager["EtcdRecords"]):
         return None if value is None else decode_at(key, value, decode_report)
 
     async def reports(self) -> list[EnclosureReport]:
-        """Return the last reports of all enclosures with a running daemon. Raises MembershipError."""
-        records = await self.below(record_keys.REPORTS)
-        return [decode_at(each.key.encode(), each.value, decode_report) for each in records]
+        """Return the last reports of all enclosures with a running daemon. Raises MembershipError.
+
+        Reports unreadable for this release are logged and left out.
+        """
+        found, is_whole = list[EnclosureReport](), True
+        for record in await self.below(record_keys.REPORTS):
+            try:
+                found.append(decode_at(record.key.encode(), record.value, decode_report))
+            except MembershipError as error:
+                self._unreadable.report("A report is left out: %s", error)
+                is_whole = False
+        if is_whole:
+            self._unreadable.resolve("All reports can be read again")
+        return found
 
     async def _own_lease(self) -> EtcdLease:
         async with self._leasing:
