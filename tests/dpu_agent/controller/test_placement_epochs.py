@@ -93,8 +93,10 @@ def placed_on(fabric: Assembly, numbers: range, drive: HeldDrive) -> list[bool]:
     return [routes.places(secret, chain_of([number]))[0].shard == drive.shard for number in numbers]
 
 
-async def looked_up(fabric: Assembly, numbers: range, *, pin_s: float = 0.0) -> set[BlockState]:
-    asked = Lookup(99, 0, FAR_S, chain_of(numbers), pin_s)
+async def looked_up(
+    fabric: Assembly, numbers: range, *, pin_s: float = 0.0, is_counted: bool = True
+) -> set[BlockState]:
+    asked = Lookup(99, 0, FAR_S, chain_of(numbers), pin_s, is_counted=is_counted)
     done = await fabric.data_path.lookup(fabric.worker(), fabric.volume, asked)
     return {BlockState(state) for state in done.states}
 
@@ -135,6 +137,7 @@ async def test_all_blocks_are_found_after_an_enclosure_has_come() -> None:
         assert await looked_up(fabric, NUMBERS) == {BlockState.HIT}
         assert await looked_up(fabric, NUMBERS, pin_s=1.0) == {BlockState.HIT}
         assert await got(fabric, worker, NUMBERS) == {BlockState.HIT}
+        assert await looked_up(fabric, NUMBERS, is_counted=False) == {BlockState.HIT}, "part of no statistics"
         counters = fabric.agent.status().counters
         assert counters.found_earlier == 3 * sum(placed_on(fabric, NUMBERS, drive))
 

@@ -167,7 +167,7 @@ class Locator:
         relevant = drop_superseded(answers) if routes.previous_owners else answers
         for answer in answers:
             blocks = _merge(locations, answer) if answer in relevant else 0
-            if answer.part.age:
+            if answer.part.age and terms.is_counted:
                 self.found_earlier += blocks
             if not blocks:
                 self.release(answer.pins)
