@@ -29,6 +29,7 @@ from tests.support.agent.shard_invariants import check_core
 from tests.support.stalls import Stopwatch
 
 from ostraca_dpu_agent.agent import Agent
+from ostraca_dpu_agent.datapath.location.routing import Routes
 from ostraca_fabric.model.ids import AgentId, EnclosureId, PlacementEpoch, ShardId, drive_id
 from ostraca_fabric.model.outcome import BlockState, PutState, Reason
 from ostraca_fabric.policies.placement import ranked_agents
@@ -140,6 +141,23 @@ async def test_all_blocks_are_found_after_an_enclosure_has_come() -> None:
         assert await looked_up(fabric, NUMBERS, is_counted=False) == {BlockState.HIT}, "part of no statistics"
         counters = fabric.agent.status().counters
         assert counters.found_earlier == 3 * sum(placed_on(fabric, NUMBERS, drive))
+
+
+async def test_blocks_at_an_earlier_place_without_an_owner_are_not_missing_for_certain() -> None:
+    async with grown() as (fabric, _, _):
+        known, spans = fabric.context.routes().map, chain_of(NUMBERS)
+        claims = {shard: claim for shard, claim in known.claims.items() if shard != SHARD}
+        found = await fabric.context.locator.locate(
+            Routes(replace(known, claims=claims)),
+            fabric.volume,
+            spans,
+            derive_keys(fabric.volume.secret, spans),
+            wanted=np.ones(len(NUMBERS), np.bool_),
+            within_s=FAR_S,
+            pin_s=0.0,
+        )
+        assert not found.is_found.any()
+        assert set(found.reasons.tolist()) == {Reason.NO_OWNER}
 
 
 async def test_blocks_of_an_earlier_placement_exist_and_are_not_rewritten() -> None:

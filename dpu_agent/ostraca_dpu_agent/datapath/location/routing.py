@@ -153,22 +153,24 @@ class Routes:
     def by_owner_of_all(self, secret: bytes, spans: Sequence[Span]) -> GroupedBlocks:
         """Group blocks as every live epoch places them, current epoch first.
 
-        A block placed on the same shard by several epochs appears once, under the newest. Removed or
-        unowned shards of earlier epochs are left out. The returned positions are those of ``by_owner``.
+        A block placed on the same shard by several epochs appears once, under the newest. Removed shards of
+        earlier epochs are left out. The returned positions are those without an owner under any epoch.
         """
         ages = range(len(self.records))
         chosen = [self.shard_numbers(age, secret, spans) for age in ages]
         parts: PartsByOwner = {}
-        unowned = self._group(chosen[0], 0, parts)
+        unowned = [self._group(chosen[0], 0, parts)]
         for age in ages[1:]:
             is_new = np.logical_and.reduce([chosen[age] != newer for newer in chosen[:age]])
-            self._group(np.where(is_new, chosen[age], NOWHERE), age, parts)
+            placed = np.where(is_new, chosen[age], NOWHERE)
+            without = self._group(placed, age, parts)
+            unowned.append(without[placed[without] != NOWHERE])
         for part in list(itertools.chain.from_iterable(parts.values())):
             agent = self.previous_owners.get(part.shard)
             if agent is not None and self.map.owner(part.shard) is not None:
                 other = replace(part, age=len(ages) + part.age, is_previous_owner=True)
                 parts.setdefault(agent, []).append(other)
-        return parts, unowned
+        return parts, np.concatenate(unowned)
 
     def _group(self, chosen: NDArray[np.intp], age: int, parts: PartsByOwner) -> NDArray[np.intp]:
         """Add an epoch's placements to *parts*; return positions without owner."""
