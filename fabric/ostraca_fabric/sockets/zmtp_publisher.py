@@ -36,6 +36,7 @@ class _Subscriber(asyncio.Protocol):
         """Greet."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
+        self._publisher.connected.add(self)
         transport.write(_GREETING)
 
     def data_received(self, data: bytes) -> None:
@@ -53,6 +54,7 @@ class _Subscriber(asyncio.Protocol):
         """Forget the subscriber."""
         del error
         self._publisher.subscribers.discard(self)
+        self._publisher.connected.discard(self)
 
 
 class ZmtpPublisher:
@@ -64,7 +66,10 @@ class ZmtpPublisher:
         assert isinstance(parsed, TcpAddress), address
         self._parsed = parsed
         self.on_subscriber = on_subscriber
+        self.connected: set[_Subscriber] = set()
         self.subscribers: set[_Subscriber] = set()
+        """Connected subscribers after the greeting."""
+
         self._server: asyncio.Server | None = None
 
     @property
@@ -103,8 +108,9 @@ class ZmtpPublisher:
         """Disconnect all subscribers."""
         assert self._server is not None
         self._server.close()
-        while self.subscribers:
-            transport = self.subscribers.pop().transport
+        self.subscribers.clear()
+        while self.connected:
+            transport = self.connected.pop().transport
             assert transport is not None
             transport.abort()
 

@@ -59,6 +59,19 @@ async def test_a_subscriber_that_does_not_read_is_disconnected(monkeypatch: pyte
         writer.close()
 
 
+async def test_the_end_disconnects_also_before_the_greeting() -> None:
+    began: list[int] = []
+    async with ZmtpPublisher("tcp://127.0.0.1:0", on_subscriber=lambda: began.append(1)) as publisher:
+        host, port = publisher.address.removeprefix("tcp://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        await reader.readexactly(64)
+    async with asyncio.timeout(5):
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+    writer.close()
+    assert not began
+
+
 async def test_an_address_that_can_not_be_bound_is_named() -> None:
     with pytest.raises(ConnectError, match=r"tcp://agent\.\.rack:5570 can't be bound"):
         await ZmtpPublisher("tcp://agent..rack:5570", on_subscriber=lambda: None).__aenter__()
