@@ -68,7 +68,8 @@ class RouterFeed:
         self._volume: ServedVolume | None = None
         self._pages: FedPages | None = None
         self._names_due_s = self._sent_s = 0.0
-        self._publisher = ZmtpPublisher(settings.bind, on_subscriber=self._repeat_all)
+        self._has_new_subscribers = False
+        self._publisher = ZmtpPublisher(settings.bind, on_subscriber=self._note_subscriber)
 
     @property
     def address(self) -> str:
@@ -111,6 +112,9 @@ class RouterFeed:
         if now_s >= self._names_due_s:
             self._names_due_s = now_s + _TURN_S
             await asyncio.gather(*(self._learn(self._pages, agent) for agent in self._agents()))
+        if self._has_new_subscribers:  # once a turn: a visit of all pages takes long
+            self._has_new_subscribers = False
+            self._pages.repeat_all()
         due, pause_s = self._pages.take_due(_PAGES)
         if due:
             self._volume = self._volumes.newest(self._volume)
@@ -177,9 +181,8 @@ class RouterFeed:
             for frames in self._messages.batches(events, at_ms=time.time_ns() * 1000 // _NANOSECONDS):
                 self._publisher.send(frames)
 
-    def _repeat_all(self) -> None:
-        if self._pages is not None:
-            self._pages.repeat_all()
+    def _note_subscriber(self) -> None:
+        self._has_new_subscribers = True
 
 
 def _parts(layout: Layout) -> list[Part]:

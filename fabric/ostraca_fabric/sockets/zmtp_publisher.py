@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Self
+from typing import Self, cast
 
 from ostraca_fabric.errors import ConnectError
 from ostraca_fabric.wire.address import TcpAddress, parse_address
@@ -22,6 +22,9 @@ _READY = b"\x05READY\x0bSocket-Type" + len(b"PUB").to_bytes(4, "big") + b"PUB"
 _MORE, _LONG, _COMMAND = 1, 2, 4
 _SHORT_MAX = 255
 _UNREAD_BYTES_MAX = 64 << 20
+_CONNECTIONS_MAX = 32
+_GREETING_S = 10.0
+"""Time for the greeting: until then nothing is sent that would show the loss of the other end."""
 
 
 class _Subscriber(asyncio.Protocol):
@@ -30,14 +33,20 @@ class _Subscriber(asyncio.Protocol):
     def __init__(self, publisher: ZmtpPublisher) -> None:
         self._publisher = publisher
         self._greeting = b""
+        self._late: asyncio.TimerHandle | None = None
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet."""
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        self._publisher.connected.add(self)
-        transport.write(_GREETING)
+        """Greet, unless there are too many connections."""
+        # uvloop's transports behave like asyncio.Transport without being subclasses.
+        self.transport = cast("asyncio.Transport", transport)
+        if len(self._publisher.connections) >= _CONNECTIONS_MAX:
+            log.warning("%s has %d subscribers, and takes no more", self._publisher.address, _CONNECTIONS_MAX)
+            self.transport.abort()
+            return
+        self._publisher.connections.add(self)
+        self._late = asyncio.get_running_loop().call_later(_GREETING_S, self.transport.abort)
+        self.transport.write(_GREETING)
 
     def data_received(self, data: bytes) -> None:
         """Complete the handshake with the other end's greeting."""
@@ -46,6 +55,8 @@ class _Subscriber(asyncio.Protocol):
         self._greeting += data
         if len(self._greeting) >= len(_GREETING):
             assert self.transport is not None
+            assert self._late is not None
+            self._late.cancel()
             self.transport.write(frame(_READY, _COMMAND))
             self._publisher.subscribers.add(self)
             self._publisher.on_subscriber()
@@ -53,8 +64,10 @@ class _Subscriber(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """Forget the subscriber."""
         del error
+        if self._late is not None:
+            self._late.cancel()
+        self._publisher.connections.discard(self)
         self._publisher.subscribers.discard(self)
-        self._publisher.connected.discard(self)
 
 
 class ZmtpPublisher:
@@ -66,9 +79,9 @@ class ZmtpPublisher:
         assert isinstance(parsed, TcpAddress), address
         self._parsed = parsed
         self.on_subscriber = on_subscriber
-        self.connected: set[_Subscriber] = set()
+        self.connections: set[_Subscriber] = set()
         self.subscribers: set[_Subscriber] = set()
-        """Connected subscribers after the greeting."""
+        """Connections that have greeted."""
 
         self._server: asyncio.Server | None = None
 
@@ -109,8 +122,8 @@ class ZmtpPublisher:
         assert self._server is not None
         self._server.close()
         self.subscribers.clear()
-        while self.connected:
-            transport = self.connected.pop().transport
+        while self.connections:
+            transport = self.connections.pop().transport
             assert transport is not None
             transport.abort()
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 
 import pytest
+import uvloop
 
 from ostraca_fabric.errors import ConnectError
 from ostraca_fabric.sockets import zmtp_publisher
@@ -22,9 +23,13 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     return flags & ~2, await reader.readexactly(size)
 
 
-async def subscriber(publisher: ZmtpPublisher) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+def place_of(publisher: ZmtpPublisher) -> tuple[str, int]:
     host, port = publisher.address.removeprefix("tcp://").split(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    return host, int(port)
+
+
+async def subscriber(publisher: ZmtpPublisher) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection(*place_of(publisher))
     writer.write(GREETING)
     greeting = await reader.readexactly(64)
     assert (greeting[0], greeting[9], greeting[10], greeting[12:16]) == (0xFF, 0x7F, 3, b"NULL")
@@ -46,6 +51,40 @@ async def test_subscribers_get_all_messages_from_then_on() -> None:
                 await writer.wait_closed()
         assert began == [1, 1]
     assert not publisher.subscribers
+
+
+def test_agents_on_uvloop_publish_too() -> None:
+    uvloop.run(test_subscribers_get_all_messages_from_then_on())
+
+
+async def test_connections_beyond_the_limit_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmtp_publisher, "_CONNECTIONS_MAX", 1)
+    async with ZmtpPublisher("tcp://127.0.0.1:0", on_subscriber=lambda: None) as publisher:
+        reader, writer = await subscriber(publisher)
+        beyond = await asyncio.open_connection(*place_of(publisher))
+        assert await ended(beyond[0]) == b""
+        publisher.send((b"still here",))
+        assert await read_frame(reader) == (0, b"still here")
+        writer.close()
+        beyond[1].close()
+
+
+async def test_a_connection_without_a_greeting_ends_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmtp_publisher, "_GREETING_S", 0.01)
+    async with ZmtpPublisher("tcp://127.0.0.1:0", on_subscriber=lambda: None) as publisher:
+        reader, writer = await asyncio.open_connection(*place_of(publisher))
+        assert await ended(reader) == zmtp_publisher._GREETING
+        assert not publisher.connections
+        writer.close()
+
+
+async def ended(reader: asyncio.StreamReader) -> bytes:
+    """Return all bytes until the end of a connection, which a reset may be."""
+    received = b""
+    with contextlib.suppress(ConnectionError):
+        while more := await reader.read(100):
+            received += more
+    return received
 
 
 async def test_a_subscriber_that_does_not_read_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
