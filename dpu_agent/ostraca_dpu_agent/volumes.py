@@ -266,9 +266,14 @@ class Volumes:
         return replace(self._serve(found), break_even_tokens=request.break_even_tokens)
 
     async def find(self, tenant: TenantId, name: str) -> ServedVolume:
-        """Return an existing volume. Raises UnknownVolumeError, RefusedError."""
+        """Return an existing volume. Raises UnknownVolumeError, RefusedError.
+
+        The store is not asked for a name that no volume can have, such as a text of megabytes.
+        """
         try:
-            found = await self._membership.volume(tenant, name)
+            found = await self._membership.volume(tenant, checked_name("volume", name))
+        except UsageError as error:
+            raise UnknownVolumeError("unknown_volume", str(error)) from error
         except MembershipError as error:
             raise RefusedError("membership", f"volume {name!r} can't be read now: {error}") from error
         if found is None:

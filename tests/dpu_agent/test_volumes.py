@@ -8,7 +8,13 @@ import pytest
 from tests.support.agent.assembly import FABRIC, LAYOUT, TENANT
 
 from ostraca_dpu_agent.volumes import Volumes
-from ostraca_fabric.errors import BlocksTooLargeError, RefusedError, UsageError
+from ostraca_fabric.errors import (
+    BlocksTooLargeError,
+    MembershipError,
+    RefusedError,
+    UnknownVolumeError,
+    UsageError,
+)
 from ostraca_fabric.membership.memory_membership import MemoryMembership
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, ShardRecord
 from ostraca_fabric.model.ids import EnclosureId, TenantId, drive_id, shard_id
@@ -83,3 +89,15 @@ async def test_no_volume_of_a_second_tenant_is_made_under_direct_reads() -> None
     assert (await volumes.open(TENANT, asked())).record.name == "v"
     membership.rule(Overrides())
     assert (await volumes.open(other, asked())).record.tenant == other
+
+
+class StoreWithoutReads(MemoryMembership):
+    async def volume(self, tenant: TenantId, name: str) -> VolumeRecord | None:
+        raise MembershipError(f"{len(tenant) + len(name)} bytes were asked for")
+
+
+@pytest.mark.parametrize("name", ["", "../v", "v/w", "\0" * (1 << 20)])
+async def test_no_store_is_asked_for_a_name_that_no_volume_can_have(name: str) -> None:
+    with pytest.raises(UnknownVolumeError, match="is not a usable name") as refused:
+        await Volumes(StoreWithoutReads(FABRIC), bytes(32)).find(TENANT, name)
+    assert len(str(refused.value)) < 1000, "a worker gets its text back in an answer"
