@@ -175,7 +175,9 @@ class EnclosureService:
                 if await self._record_force(known, requester):
                     return msgspec.structs.replace(running, force=True)
                 continue
-            check_phase(kind, enclosure, known.status.phase, force=force)
+            is_closing = running is not None and running.kind is OperationKind.DRAIN
+            phase = EnclosurePhase.DRAINING if is_closing else known.status.phase
+            check_phase(kind, enclosure, phase, force=force)
             if running is not None and not may_cancel(kind, running.kind, force=force):
                 raise ConflictError(
                     f"operation {running.id} ({running.kind.value}) of enclosure {enclosure} is running: "

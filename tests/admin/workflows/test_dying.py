@@ -517,6 +517,21 @@ async def test_an_admin_paused_while_its_operation_is_cancelled_changes_the_map_
     assert fabric.membership.map.enclosures == {}
 
 
+async def test_a_drain_that_waits_to_begin_is_cancelled_by_an_undrain(tmp_path: Path) -> None:
+    fabric = Fabric(tmp_path)
+    await fabric.begin()
+    await fabric.desk.register(fabric.spec, ALICE)
+    assert await fabric.lives(Life())
+    await fabric.desk.start(OperationKind.DRAIN, SHELF, ALICE, force=True)
+    await fabric.desk.start(OperationKind.UNDRAIN, SHELF, ALICE)
+    assert await fabric.lives(Life())
+    assert [each.state for each in (await fabric.operations())[1:]] == [
+        OperationState.CANCELLED,
+        OperationState.DONE,
+    ]
+    assert fabric.membership.map.enclosures[SHELF].state is EnclosureState.READY
+
+
 async def test_of_two_last_enclosures_drained_at_once_one_stays_open(tmp_path: Path) -> None:
     fabric = Fabric(tmp_path)
     await fabric.begin()
