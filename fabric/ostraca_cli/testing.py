@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from ostraca_cli.composition.embedded import EmbeddedFabric, FabricPlan
+from ostraca_cli.composition.transports import loop_factory
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.transport import Transport
 from ostraca_fabric.telemetry.status import AgentStatus
@@ -73,7 +74,7 @@ class FabricThread:
 
     def start(self) -> Self:
         """Start the fabric. Raises an OstracaError with advice."""
-        loop = self._loop = asyncio.new_event_loop()
+        loop = self._loop = loop_factory()()
         self._thread = threading.Thread(target=loop.run_forever, name="fabric")
         self._thread.start()
         self.fabric = EmbeddedFabric(self.plan, wrap=self._wrap, wrap_drive=self._wrap_drive)
