@@ -35,7 +35,7 @@ from ostraca_fabric.ports.transport import BlockStream, RemoteArena, Transport, 
 from ostraca_fabric.runtime.tasks import begun
 from ostraca_fabric.tables.slots import Wave
 from ostraca_fabric.telemetry.requests import label_of, labelled, worker_name
-from ostraca_fabric.telemetry.status import AgentStatus
+from ostraca_fabric.telemetry.status import AgentStatus, for_worker
 from ostraca_fabric.wire.handshake import REGIONS
 from ostraca_fabric.wire.messages import (
     REGION_OFFERS_MAX,
@@ -382,7 +382,9 @@ class RequestDispatcher:
             case PlacementQuery():
                 return self._place(request)
             case StatusRequest():
-                return StatusDone(request.request, msgspec.msgpack.encode(self._status()))
+                status, tenant = self._status(), self._sessions[connection].tenant
+                seen = for_worker(status, tenant) if tenant else status
+                return StatusDone(request.request, msgspec.msgpack.encode(seen))
             case FlashWork():
                 return self._work_on_flash(request)
             case OpenVolume() | Lookup() | Get() | Put() | Prefetch() | Explain() | SettlePast():

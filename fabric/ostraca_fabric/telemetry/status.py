@@ -438,6 +438,20 @@ class AgentStatus(msgspec.Struct, frozen=True):
     """Way of flash I/O: ``io_uring`` or ``threads``; empty before the first drive."""
 
 
+def for_worker(status: AgentStatus, tenant: str) -> AgentStatus:
+    """Return an agent's status for workers of a tenant, without names, volumes and use of other tenants."""
+    its, replace = f"{tenant}/", msgspec.structs.replace
+    unhit = tuple(each for each in status.unhit.volumes if each.volume.startswith(its))
+    switched = {name: state for name, state in status.overrides.switched.items() if name.startswith(its)}
+    return replace(
+        status,
+        tenants=tuple(each for each in status.tenants if each.tenant == tenant),
+        unhit=Unhit(len(unhit), unhit),
+        overrides=replace(status.overrides, switched=switched),
+        shards=tuple(replace(shard, pools=()) for shard in status.shards),
+    )
+
+
 class EnclosureDaemonStatus(msgspec.Struct, frozen=True):
     """Status of an enclosure, from the enclosure's daemon."""
 
