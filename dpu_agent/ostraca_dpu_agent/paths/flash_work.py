@@ -66,7 +66,7 @@ class FlashWorker:
         """
         ask = read_ask(body)
         try:
-            async with asyncio.timeout(min(deadline_s, _LOOK_DEADLINE_S + _PROBE_S_MAX)):
+            async with asyncio.timeout(min(_LOOK_DEADLINE_S + _PROBE_S_MAX, deadline_s)):  # NaN: the former
                 return await self._answer(ask)
         except TimeoutError:
             raise RefusedError("late", "the operation was not completed within its deadline") from None

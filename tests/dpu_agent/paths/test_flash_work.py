@@ -77,6 +77,11 @@ async def test_blank_drive_is_formatted_idempotently(host: Host) -> None:
     assert [(drive.content, drive.format_id) for drive in looked.drives] == [(Content.OURS, ONE)]
 
 
+async def test_a_deadline_that_is_no_number_sets_no_timer_of_the_loop(host: Host) -> None:
+    body = msgspec.msgpack.encode(DiscoverDrives(host.target))
+    assert isinstance(await host.agent.flash.answer(body, float("nan")), DiscoveredDrives)
+
+
 async def test_contents_are_kept_unless_their_kind_may_be_replaced(host: Host) -> None:
     nguid = host.shelf.plug_in(FOREIGN)
     before = host.begin_of(nguid)
