@@ -43,12 +43,13 @@ class PrefixCache:
         self._device = model.device
         self._deadline_s = deadline_s
 
-    def load(self, tokens: Sequence[int]) -> DynamicCache:
+    def load(self, tokens: Sequence[int] | torch.Tensor) -> DynamicCache:
         """Return a cache with the known prefix of *tokens*, in whole pages; possibly empty.
 
-        The last token is always left to compute, since its logits are wanted.
+        A tensor has the shape (n,) or (1, n). The last token is always left to compute, since its logits are
+        wanted. Raises UsageError for a batch.
         """
-        pages, cache = self.pages, DynamicCache(config=self._config)
+        tokens, pages, cache = _tokens_of(tokens), self.pages, DynamicCache(config=self._config)
         chain = pages.chain(tokens[:-1])
         found = pages.volume.lookup(chain, deadline_s=self._deadline_s).prefix
         if not found:
@@ -68,13 +69,15 @@ class PrefixCache:
                 cache.update(keys, values, layer)
         return cache
 
-    def store(self, tokens: Sequence[int], cache: DynamicCache, *, ack: Ack = Ack.STAGED) -> PutResult:
+    def store(
+        self, tokens: Sequence[int] | torch.Tensor, cache: DynamicCache, *, ack: Ack = Ack.STAGED
+    ) -> PutResult:
         """Store the pages of *tokens* that *cache* has and the fabric lacks.
 
         The cache holds the states of *tokens*, possibly followed by others. Raises UsageError for a batch,
         for the cache of a pass that failed, and for other kinds of caches.
         """
-        pages = self.pages
+        tokens, pages = _tokens_of(tokens), self.pages
         filled = min(len(tokens), cache.get_seq_length())
         parts = list(states_of(cache)) if filled else []
         if parts:
@@ -88,6 +91,15 @@ class PrefixCache:
         """Return the views of a page: keys before values, layer by layer."""
         begin, end = page * self.pages.page_tokens, (page + 1) * self.pages.page_tokens
         return [part[:, :, begin:end] for part in states]
+
+
+def _tokens_of(tokens: Sequence[int] | torch.Tensor) -> Sequence[int]:
+    """Return the tokens of one prompt. Raises UsageError for more."""
+    if not isinstance(tokens, torch.Tensor):
+        return tokens
+    if tuple(tokens.shape[-1:]) != (tokens.numel(),):
+        raise UsageError(f"tokens of shape {tuple(tokens.shape)}: load and store each prompt alone")
+    return tokens.flatten().tolist()
 
 
 def states_of(cache: DynamicCache) -> Iterator[torch.Tensor]:

@@ -111,6 +111,18 @@ def test_a_store_right_before_a_load_is_found(client: ostraca.Client) -> None:
     assert shared.load(PROMPT).get_seq_length() == 40
 
 
+def test_tokens_may_be_a_tokenizer_s_tensor(client: ostraca.Client) -> None:
+    model = tiny()
+    shared, cache = prefixes(client, model), DynamicCache(config=model.config)
+    computed(model, PROMPT, cache)
+    assert len(shared.store(torch.tensor([PROMPT]), cache).states) == 5
+    for tokens in (PROMPT, torch.tensor(PROMPT), torch.tensor([PROMPT])):
+        assert shared.load(tokens).get_seq_length() == 40
+    for other in (torch.tensor([PROMPT, PROMPT]), torch.tensor(7)):
+        with pytest.raises(ostraca.UsageError, match="each prompt alone"):
+            shared.load(other)
+
+
 def test_short_prompts_have_no_pages(client: ostraca.Client) -> None:
     model = tiny()
     shared, cache = prefixes(client, model), DynamicCache(config=model.config)
