@@ -1,7 +1,7 @@
 """Publisher of messages to ZeroMQ subscribers: the server's side of ZMTP 3.0, without security.
 
-Each subscriber gets all messages, whatever its subscription; subscribers filter by themselves. A subscriber
-that reads too slowly is disconnected, and connects again by itself.
+All subscribers get all messages, whatever the subscriptions, and filter. A slow subscriber is disconnected,
+and connects again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHORT_MAX = 255
 _UNREAD_BYTES_MAX = 64 << 20
 _CONNECTIONS_MAX = 32
 _GREETING_S = 10.0
-"""Time for the greeting: until then nothing is sent that would show the loss of the other end."""
+"""Time for the greeting. Nothing is sent before, so the loss of the other end would not show."""
 
 
 class _Subscriber(asyncio.Protocol):
