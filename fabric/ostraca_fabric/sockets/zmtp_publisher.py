@@ -113,7 +113,7 @@ class ZmtpPublisher:
             self._server = await asyncio.get_running_loop().create_server(
                 lambda: _Subscriber(self), self._parsed.host, self._parsed.port
             )
-        except (OSError, UnicodeError) as error:  # a name of a host may have no encoding
+        except OSError as error:
             raise ConnectError(f"{self._parsed} can't be bound: {error}") from error
         return self
 

@@ -103,4 +103,8 @@ def _host_and_port(text: str, rest: str) -> tuple[str, int]:
         raise UsageError(
             f"{text!r} names no host and port: write it as tcp://host:port, the port being 0 to {PORT_MAX}"
         )
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise UsageError(f"{text!r} names no host: each part of a name has 1 to 63 characters") from error
     return host, int(port)

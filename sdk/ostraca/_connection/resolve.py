@@ -122,10 +122,7 @@ def _start_lookup(name: tuple[str, int]) -> _NameLookup:
 
 
 def _look_up(host: str, port: int, *, flags: int = 0) -> list[_SocketAddress]:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
-    except UnicodeError as error:
-        raise ConnectError(f"{host} can be no host's name: {error}") from error
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
     return [(family, kind, protocol, address) for family, kind, protocol, _, address in found]
 
 

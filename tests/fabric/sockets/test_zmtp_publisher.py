@@ -111,9 +111,7 @@ async def test_the_end_disconnects_also_before_the_greeting() -> None:
     assert not began
 
 
-async def test_an_address_that_can_not_be_bound_is_named() -> None:
-    with pytest.raises(ConnectError, match=r"tcp://agent\.\.rack:5570 can't be bound"):
-        await ZmtpPublisher("tcp://agent..rack:5570", on_subscriber=lambda: None).__aenter__()
+async def test_an_address_in_use_is_named() -> None:
     async with ZmtpPublisher("tcp://127.0.0.1:0", on_subscriber=lambda: None) as first:
         with pytest.raises(ConnectError, match=first.address):
             await ZmtpPublisher(first.address, on_subscriber=lambda: None).__aenter__()

@@ -31,6 +31,8 @@ BAD = [
     "tcp://localhost:\u0663",
     "tcp://::1:7400",
     "tls://agent-1.pod",
+    "tcp://agent..rack:7400",
+    "tcp://" + "a" * 64 + ".example:7400",
 ]
 
 

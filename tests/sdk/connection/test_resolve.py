@@ -17,7 +17,6 @@ from ostraca._connection import resolve
 from ostraca._connection.credentials import Credentials
 from ostraca._connection.dial import ClientIdentity, UnreachableError, dial
 from ostraca._connection.resolve import connect_tcp
-from ostraca_fabric.errors import ConnectError
 from ostraca_fabric.wire.address import TcpAddress
 
 NAME = "agent.pod.example"
@@ -158,9 +157,6 @@ def test_a_host_of_several_addresses_from_which_nothing_comes_takes_no_more_than
 def test_a_name_that_is_none_is_refused_with_words(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConnectError, match="can be no host's name"):
-        connect_tcp("a" * 64 + ".example", 7400, soon())
-
     def unknown(host: str, *_: object, **__: object) -> list[Any]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
