@@ -42,7 +42,7 @@ def observe(status: AgentStatus, phase: AgentPhase, activity: str = "") -> Itera
         unreadable,
         "Shards with unreadable summaries and lost blocks",
     )
-    full = [shard.shard for shard in status.shards if 0 < shard.blocks_max <= shard.blocks]
+    full = [shard.shard for shard in status.shards if shard.is_index_full]
     yield _of_some("indexes_have_room", full, "Shards with a full index")
     spent = [
         shard.shard

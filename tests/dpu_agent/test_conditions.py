@@ -135,7 +135,7 @@ def test_trouble_is_told_and_is_no_unreadiness() -> None:
             ("Shards with unreadable summaries and lost blocks: enclosure-0/drive-0/0 (2 segments)."),
         ),
         (
-            with_shard(blocks_max=SHARD.blocks),
+            with_shard(is_index_full=True),
             "indexes_have_room",
             "Shards with a full index: enclosure-0/drive-0/0.",
         ),

@@ -50,6 +50,7 @@ def shard_status(
         scrub_passes=scrub.passes if scrub else 0,
         scrubbed_ago_s=None if scrub is None or scrub.passed_s is None else now_s - scrub.passed_s,
         blocks_max=counts.blocks_max,
+        is_index_full=counts.is_index_full,
         index_bytes=core.index.memory_bytes,
         beyond_limit_blocks=counts.blocks_beyond_limit,
         unreadable_segments=counts.segments_unreadable,

@@ -125,6 +125,9 @@ class ShardStatus(msgspec.Struct, frozen=True):
     pools: tuple[tuple[int, int], ...] = ()
     """For each pool in use: (pool, bytes allocated in its segments). A recovered segment counts as full."""
 
+    is_index_full: bool = False
+    """Whether blocks were last evicted for room in the index, with room on flash."""
+
 
 class DriveStatus(msgspec.Struct, frozen=True):
     """Drive, as seen by one agent. Counts since the agent's start.

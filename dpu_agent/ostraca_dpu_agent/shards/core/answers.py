@@ -168,6 +168,9 @@ class ShardCounts(ShardCounters):
 
     blocks: int
     blocks_max: int
+    is_index_full: bool
+    """Whether the last eviction was for room in the index, and no room has come otherwise since."""
+
     block_bytes: int
     """Bytes of all readable blocks."""
 

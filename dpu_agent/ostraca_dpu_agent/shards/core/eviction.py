@@ -66,6 +66,8 @@ class Eviction:
         self._reservations = reservations
         self._counters = counters
         self._pin_max_s = pin_max_s
+        self.is_for_index = False
+        """Whether the last eviction was for room in the index, with room on flash."""
 
     def advance(self, now_s: float) -> None:
         """Evict segments until enough are free, or no more can be evicted."""
@@ -114,9 +116,11 @@ class Eviction:
         """Evict the oldest evictable segment of a pool; return success."""
         granted = self._grants.oldest_sealed(pool, for_itself=for_itself)
         evictable = (each for each in granted if not each.held and not self._is_promised(each, now_s))
+        is_for_index = not (pool.lacks_segments if for_itself else self._ring.lacks_free)
         segment = self._ring.begin_draining(pool, evictable)
         if segment is None:
             return False
+        self.is_for_index = is_for_index
         removed = self._catalog.remove_segment(segment.number)
         self._catalog.note_evicted(removed.keys)
         self._counters.segments_evicted += 1

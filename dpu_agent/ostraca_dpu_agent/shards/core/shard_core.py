@@ -513,6 +513,7 @@ class ShardCore:
             **{name: getattr(self.counters, name) for name in _COUNTERS},
             blocks=len(self.index),
             blocks_max=self.index.blocks_max,
+            is_index_full=self.eviction.is_for_index and 2 * self.index.room < self.index.blocks_max,
             block_bytes=self.index.block_bytes,
             capacity_bytes=self.geometry.segments * self.geometry.data_bytes,
             segments={state: by_state[state] for state in SegmentState},

@@ -371,3 +371,18 @@ def test_after_a_restart_blocks_have_no_end() -> None:
     shard.restart()
     shard.pass_time(20.0)
     assert numbers_of(until_reinsertion(shard, fresh, [0])) == [0]
+
+
+@pytest.mark.parametrize(("segments", "is_index_full"), [(8, False), (64, True)])
+def test_the_index_is_full_while_it_evicts_blocks_though_flash_has_room(
+    segments: int, is_index_full: bool
+) -> None:
+    shard = OwnedShard(segments=segments, settings=ShardSettings(blocks_max=128))
+    fresh = count(100)
+    assert not shard.core.counts().is_index_full
+    gone(shard, fresh, 1)
+    found = set()
+    for _ in range(4 * PER_SEGMENT):
+        shard.put([next(fresh)])
+        found.add(shard.core.counts().is_index_full)
+    assert found == {is_index_full}

@@ -186,9 +186,12 @@ class Pool:
         """
         if self.number == COMMON:
             return False
-        return (self.segments >= self.limits.segments_max and self.needs_next) or (
-            self.entry_room < self.limits.headroom
-        )
+        return self.lacks_segments or self.entry_room < self.limits.headroom
+
+    @property
+    def lacks_segments(self) -> bool:
+        """Whether the pool needs another segment at the limit."""
+        return self.segments >= self.limits.segments_max and self.needs_next
 
     @property
     def entry_room(self) -> int:
