@@ -137,6 +137,9 @@ def test_further_settings_reach_the_daemon(tmp_path: Path) -> None:
         ),
         (merged(TRIAL, {"service": {"ipFamilies": ["IPv5"]}}), "must be one of 'IPv4', 'IPv6'"),
         (merged(TRIAL, {"agent": {"memry": "1Gi"}}), "'memry' not allowed"),
+        (merged(TRIAL, {"fullnameOverride": "1kv"}), "'1kv' does not match pattern"),
+        (merged(TRIAL, {"agent": {"ports": {"peers": 9464}}}), "both of agent.ports are the same"),
+        (merged(TRIAL, {"commonLabels": {"app.kubernetes.io/component": "kv"}}), "is a label of the chart"),
         (merged(TRIAL, {"etcd": {"trial": {"replicas": 2}}}), "must be one of 1, 3"),
     ],
 )

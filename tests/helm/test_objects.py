@@ -385,6 +385,36 @@ def test_existing_secrets_replace_all_generated_ones() -> None:
     } == names
 
 
+def test_each_container_that_registers_an_enclosure_has_a_valid_name_of_its_own() -> None:
+    names = ("rack-1.a", "rack-1-a", "shelf--", "node" * 15 + "x", "node" * 15 + "y")
+    enclosures = [{"name": name, "controllers": ["tcp://192.0.2.1:4420"]} for name in names]
+    pod = pod_of(render(merged(TRIAL, {"enclosures": enclosures})), "Job", "registration")
+    assert [each["name"] for each in pod["initContainers"]] == [f"add-{number}" for number in range(5)]
+    assert [each["command"][-1] for each in pod["initContainers"]] == list(names)
+
+
+def test_an_ingress_takes_a_wildcard_as_its_host() -> None:
+    ingress = {"enabled": True, "host": "*.example.com", "tlsSecret": "wildcard"}
+    spec = render(merged(TRIAL, {"admin": {"ingress": ingress}})).get("Ingress", "admin")["spec"]
+    assert (spec["rules"][0]["host"], spec["tls"][0]["hosts"]) == ("*.example.com", ["*.example.com"])
+
+
+def test_names_of_services_suit_dns_under_any_name_of_a_release() -> None:
+    files = helm.Chart.load(ROOT / "helm" / "ostraca").render(dict(TRIAL), name="kv.eu", namespace="ml")
+    (service,) = (text for name, text in files.items() if name.endswith("agent/service.yaml"))
+    assert yaml.safe_load(service)["metadata"]["name"] == "kv-eu-agent"
+    with pytest.raises(helm.HelmError, match="set fullnameOverride"):
+        helm.Chart.load(ROOT / "helm" / "ostraca").render(dict(TRIAL), name="1kv", namespace="ml")
+
+
+def test_the_notes_name_mounts_that_exist() -> None:
+    dpu = {"agent": {"mode": "dpu"}, "worker": {"agents": ["tls://dpu-1:7400"]}, "tls": {"agents": True}}
+    folder = "/run/ostraca/ml/kv of the node"
+    certificate = "ca.crt of the Secret kv-tls in /etc/ostraca/ca"
+    notes = [render(TRIAL).notes, render(merged(TRIAL, dpu)).notes]
+    assert [(folder in each, certificate in each) for each in notes] == [(True, False), (False, True)]
+
+
 def test_digests_replace_tags() -> None:
     digest = f"sha256:{'0' * 64}"
     manifest = render(merged(TRIAL, {"image": {"digests": {"agent": digest}, "tag": "2"}}))

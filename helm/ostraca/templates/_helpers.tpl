@@ -1,5 +1,5 @@
 {{- define "ostraca.fullname" -}}
-{{- .Values.fullnameOverride | default .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | default .Release.Name | replace "." "-" | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
 {{/* Labels that select pods of a component: (list $ "agent"). */}}

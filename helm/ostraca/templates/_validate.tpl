@@ -2,6 +2,19 @@
 {{- define "ostraca.problems" -}}
 {{- $values := .Values -}}
 {{- $problems := list -}}
+{{- if not (regexMatch "^[a-z]" (include "ostraca.fullname" .)) -}}
+{{- $problems = append $problems (printf "names of Services begin with a letter, and the release is named %s: set fullnameOverride" .Release.Name) -}}
+{{- end -}}
+{{- range $label, $_ := $values.commonLabels -}}
+{{- if or (hasPrefix "app.kubernetes.io/" $label) (eq $label "helm.sh/chart") -}}
+{{- $problems = append $problems (printf "commonLabels.%s is a label of the chart: remove it" $label) -}}
+{{- end -}}
+{{- end -}}
+{{- range $daemon := list "agent" "enclosure" -}}
+{{- if eq 1 ((get $values $daemon).ports | values | uniq | len) -}}
+{{- $problems = append $problems (printf "both of %s.ports are the same: choose another for one" $daemon) -}}
+{{- end -}}
+{{- end -}}
 {{- if and $values.etcd.trial.enabled $values.etcd.endpoints -}}
 {{- $problems = append $problems "etcd.trial.enabled and etcd.endpoints exclude each other: remove one" -}}
 {{- end -}}
