@@ -24,6 +24,9 @@ MIB = 1 << 20
 KERNEL, USERSPACE = "kernel", "userspace"
 """Values of ``nvme.initiator``."""
 
+_EVENTS_MAX = 1 << 30
+"""Longest memory of events, 63 GB: numpy refuses sizes beyond 64 bits with errors of its own."""
+
 _TURN_LEAST_S = 0.01
 BLOCKS_PER_SHARD_LEAST = 1024
 """An index keeps several segments of blocks, and one request may bring 4096: a smaller one would evict what
@@ -439,8 +442,8 @@ class AgentSettings:
                 f"turn_s is {self.turn_s}: set it to {_TURN_LEAST_S} or more, so that the controller "
                 "leaves time for requests"
             )
-        if self.events_max < 1:
-            raise UsageError(f"events_max is {self.events_max}: keep 1 or more")
+        if not 1 <= self.events_max <= _EVENTS_MAX:
+            raise UsageError(f"events_max is {self.events_max}: keep 1 to {_EVENTS_MAX}")
         check_one_at_least(self, "unhit_volumes_max")
         if memory.chunk_bytes % (2 * MIB) or memory.chunk_bytes <= 0:
             raise UsageError(f"memory.chunk_bytes is {memory.chunk_bytes}: set it to a multiple of {2 * MIB}")

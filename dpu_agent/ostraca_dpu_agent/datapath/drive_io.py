@@ -220,5 +220,6 @@ def interleave_drives(
 
     Drives share *lanes* evenly, with at least one each. A hanging drive thus blocks only its own lanes.
     """
-    share = max(1, lanes // max(1, len(queues)))
+    longest = max((len(queue) for _, queue in queues), default=0)
+    share = min(longest, max(1, lanes // max(1, len(queues))))
     return [queue for turn in range(share) for queue in queues if turn < len(queue[1])]

@@ -78,3 +78,8 @@ def test_each_drive_has_a_lane_however_many_there_are() -> None:
         str(number) for number in range(20)
     ]
     assert interleave_drives([], lanes=16) == []
+
+
+def test_any_number_of_lanes_is_answered_at_once() -> None:
+    queues = [queue("one", 2), queue("two", 1)]
+    assert [drive for drive, _ in interleave_drives(queues, lanes=10**18)] == ["one", "two", "one"]
