@@ -35,13 +35,13 @@ _WATCH_S = 1.0
 def _run(options: argparse.Namespace) -> int:
     address = chosen_address(options)
     token, files = chosen_token(options), chosen_files(options)
-    if options.watch and not options.json:
+    if options.watch and not options.json and sys.stdout.isatty():
         _watch(address, token, files)
     code = _show_once(address, token, files, is_json=options.json)
     while options.watch:
         sys.stdout.flush()
         time.sleep(_WATCH_S)
-        code = _show_once(address, token, files, is_json=True)
+        code = _show_once(address, token, files, is_json=options.json)
     return code
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ostraca_fabric.errors import UsageError
 from ostraca_fabric.model.limits import check_above_zero, check_one_at_least
 from ostraca_fabric.sockets.stream import CopyingSender, SocketSender, be_watchful, receive
 from ostraca_fabric.wire.frames import FrameReader, Passage
@@ -144,6 +145,10 @@ class TransportStream(CopyingSender):
             self._when_room()
 
 
+_SEND_BUFFER_BYTES_MAX = 1 << 30
+_KEEPALIVE_S_MAX = 32_767
+"""Largest values that the kernel takes for every socket."""
+
 ConnectionStream = DescriptorStream | TransportStream
 """Outgoing side of one connection, with the calls for its protocol to make."""
 
@@ -208,3 +213,8 @@ class ConnectionSettings:
             "send_buffer_bytes",
             "keepalive_s",
         )
+        if self.send_buffer_bytes > _SEND_BUFFER_BYTES_MAX or self.keepalive_s > _KEEPALIVE_S_MAX:
+            raise UsageError(
+                f"send_buffer_bytes is {self.send_buffer_bytes} and keepalive_s {self.keepalive_s}: the "
+                f"kernel takes {_SEND_BUFFER_BYTES_MAX} and {_KEEPALIVE_S_MAX} at most"
+            )

@@ -271,18 +271,21 @@ def test_a_fabric_that_was_killed_can_be_started_again(tmp_path: Path) -> None:
         assert interrupt(process)[0] == 0
 
 
-def test_watching_goes_on_until_ctrl_c_which_is_code_130(tmp_path: Path) -> None:
+def test_watching_through_a_pipe_goes_on_until_ctrl_c_which_is_code_130(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ostraca_cli", "status", "--dir", str(tmp_path), "--watch"]
     with up(tmp_path, *SMALL) as (process, _):
-        command = [sys.executable, "-m", "ostraca_cli", "status", "--dir", str(tmp_path), "--json", "--watch"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
-            assert watching.stdout is not None
-            seen = 0
-            for line in watching.stdout:
-                seen += line == "}\n"
-                if seen == 2:
-                    break
-            code, _, said = interrupt(watching)
-        assert (code, said) == (130, "")
+        for options, last in ((["--json"], "}"), ([], "agent-0: flash I/O")):
+            with subprocess.Popen(
+                [*command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            ) as watching:
+                assert watching.stdout is not None
+                seen = 0
+                for line in watching.stdout:
+                    seen += line.startswith(last)
+                    if seen == 2:
+                        break
+                code, _, said = interrupt(watching)
+            assert (code, said) == (130, "")
         assert interrupt(process)[0] == 0
 
 

@@ -152,6 +152,8 @@ def test_how_to_reach_etcd_can_be_copied_as_options_for_any_directory(
         ),
         (("flow.requests_max=0",), "flow: requests_max is 0: make it 1 or more"),
         (("flow.deadline_max_s=0",), "flow: deadline_max_s is 0.0: set it above answer_margin_s"),
+        (("connections.send_buffer_bytes=2GiB",), "connections: send_buffer_bytes is 2147483648 and"),
+        (("connections.keepalive_s=1d",), "connections: send_buffer_bytes is 1048576 and keepalive_s 86400"),
         (("events_max=1000000000000000000",), "events_max is 1000000000000000000: keep 1 to 1073741824"),
         (("flow.write_behind_s=16",), "flow.write_behind_s is 16.0: keep it at half of owner.hold_s (30.0)"),
         (("turn_s=0",), "turn_s is 0.0: set it to 0.01 or more"),
