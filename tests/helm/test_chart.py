@@ -137,6 +137,13 @@ def test_further_settings_reach_the_daemon(tmp_path: Path) -> None:
         ),
         (merged(TRIAL, {"service": {"ipFamilies": ["IPv5"]}}), "must be one of 'IPv4', 'IPv6'"),
         (merged(TRIAL, {"agent": {"memry": "1Gi"}}), "'memry' not allowed"),
+        (merged(TRIAL, {"agent": {"settings": {"advertise": ["tcp://a:1"]}}}), "advertise has no effect"),
+        (
+            merged(
+                TRIAL, {"monitoring": {"podMonitor": {"enabled": True}}, "networkPolicy": {"enabled": True}}
+            ),
+            "list Prometheus' pods in networkPolicy.scrapers",
+        ),
         (merged(TRIAL, {"fullnameOverride": "1kv"}), "'1kv' does not match pattern"),
         (merged(TRIAL, {"agent": {"ports": {"peers": 9464}}}), "both of agent.ports are the same"),
         (merged(TRIAL, {"commonLabels": {"app.kubernetes.io/component": "kv"}}), "is a label of the chart"),

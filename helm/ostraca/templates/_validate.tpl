@@ -74,6 +74,16 @@
 {{- if and (gt (len $values.service.ipFamilies) 1) (not (hasSuffix "DualStack" $values.service.ipFamilyPolicy)) -}}
 {{- $problems = append $problems "service.ipFamilies names two families: set service.ipFamilyPolicy to PreferDualStack or RequireDualStack" -}}
 {{- end -}}
+{{- if and $values.monitoring.podMonitor.enabled $values.networkPolicy.enabled (not $values.networkPolicy.scrapers) -}}
+{{- $problems = append $problems "networkPolicy closes the pages to Prometheus, so every daemon would count as down: list Prometheus' pods in networkPolicy.scrapers" -}}
+{{- end -}}
+{{- range $daemon, $names := dict "agent" (list "id" "advertise") "enclosure" (list "id" "listen") -}}
+{{- range $name := $names -}}
+{{- if hasKey (get $values $daemon).settings $name -}}
+{{- $problems = append $problems (printf "%s.settings.%s has no effect, since a variable of the pod sets it: remove it" $daemon $name) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- range $daemon, $derived := dict "agent" (include "ostraca.agentSettings" .) "enclosure" (include "ostraca.enclosureSettings" .) "admin" (include "ostraca.adminSettings" .) -}}
 {{- range $name := include "ostraca.overlap" (list "" ($derived | fromJson) (get $values $daemon).settings) | splitList "," | compact -}}
 {{- if not (hasPrefix "memory." $name) -}}
