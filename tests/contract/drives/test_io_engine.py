@@ -192,6 +192,25 @@ async def test_checked_reads_give_all_bytes_under_way_back(tmp_path: Path) -> No
     engine.close()
 
 
+async def test_checked_reads_go_on_beside_hung_ones_of_the_same_drive(tmp_path: Path) -> None:
+    engine = LoopIoEngine(FlashIoSettings(io_uring=False))
+    drive, source = new_drive(tmp_path, engine), pages(PAGES, b"b")
+    assert await written(drive, at_page(source, 0)) == [True]
+    for _ in range(3):  # stalled reads take all threads of a drive, after a second: slow machines try again
+        with StuckMemory(7 * PAGE_BYTES) as memory:
+            hung = [drive.submit_read(pieces(memory.array, [page], [page])) for page in range(7)]
+            wanted = pieces(pages(PAGES), range(0, PAGES, 256), range(0, PAGES, 256), 256)
+            beside = drive.submit_read(wanted, tag_check(wanted, source))
+            ended, _ = await asyncio.wait([beside], timeout=0.9)
+            memory.release()
+            assert np.concatenate(await asyncio.gather(*hung, beside)).all()
+        if ended:
+            break
+    assert ended
+    drive.close()
+    engine.close()
+
+
 @pytest.mark.parametrize("name", ENGINES)
 async def test_a_flush_asks_the_device(tmp_path: Path, name: str) -> None:
     engine = new_engine(name)

@@ -255,8 +255,8 @@ void io_finish(struct io *io, int64_t error)
     if (error >= 0)
         note_failure(batch, batch->operation == IO_FLUSH ? 0 : io_drive_offset(io), error);
     batch->untold_bytes += io->moved;
-    if (!--drive->under_way || io->bytes || !batch->on.tags) /* else the bytes were given back before the check */
-        io_moved(io);
+    if (!--drive->under_way || io->bytes || !batch->on.tags || engine->backend->may_begin)
+        io_moved(io); /* else the bytes were given back before the check, and only bytes are limited */
     io->next = engine->spare;
     engine->spare = io;
     int is_over = !--batch->under_way && (batch->operation == IO_FLUSH || batch->begun == batch->on.pieces);
