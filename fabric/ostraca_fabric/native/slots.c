@@ -2,7 +2,6 @@
 
 #include "ostraca.h"
 
-
 /* Ordered by the effort to free a page. NAMED is used only within a call, to detect a slot named twice. */
 enum { FREE, KEPT, TAKEN, QUARANTINE, NAMED };
 

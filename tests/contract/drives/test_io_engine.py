@@ -60,6 +60,26 @@ engine.close()
 
 IO_URING_SETUP, IO_URING_ENTER = 425, 426
 
+SHORT_OF_MEMORY = """
+import resource, select
+from pathlib import Path
+from ostraca_fabric.drives.io_engine import FlashIoSettings, IoEngine, IoOperation
+
+in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (in_use + (40 << 20), resource.RLIM_INFINITY))
+engine = IoEngine(FlashIoSettings(checkers=8))
+ends = []
+with open("/dev/null", "wb") as device:
+    drive = engine.attach(device.fileno(), 1)
+    engine.submit(drive, IoOperation.FLUSH, None, None, ends.append)
+    assert select.select([engine.descriptor], [], [], 10)[0], "the flush ends"
+    engine.take()
+    engine.detach(drive)
+engine.close()
+print(engine.mode, len(ends))
+"""
+"""Start an engine with memory for some of its threads' stacks alone, and flush."""
+
 
 def new_drive(folder: Path, engine: DriveEngine, name: str = "drive") -> FileDrive:
     path = folder / name
@@ -128,6 +148,17 @@ def test_where_a_filter_refuses_io_uring_threads_take_its_place(number: int) -> 
         [sys.executable, "-c", DENIED, str(number)], capture_output=True, text=True, check=True, timeout=60
     )
     assert told.stdout.split() == ["threads"]
+
+
+def test_without_memory_for_the_threads_beside_io_uring_a_pool_takes_its_place() -> None:
+    told = subprocess.run(
+        ["sh", "-c", 'ulimit -s 8192; exec "$@"', "sh", sys.executable, "-c", SHORT_OF_MEMORY],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert told.stdout.split() == ["threads", "1"]
 
 
 @pytest.mark.parametrize("mode", ["io_uring", "threads"])

@@ -293,6 +293,7 @@ PUBLIC struct io_engine *ostraca_io_open(int no_uring, uint64_t drive_bytes_max,
         uring_backend.stop(engine);
     if (*error && engine->event >= 0) {
         engine->backend = &threads_backend;
+        engine->is_stopping = 0; /* set if the other back end started, and was stopped */
         *error = threads_backend.start(engine);
     }
     if (!*error)
