@@ -114,6 +114,7 @@ def test_further_settings_reach_the_daemon(tmp_path: Path) -> None:
         ({}, "list host:port of each member in etcd.endpoints"),
         (merged(TRIAL, EXTERNAL), "etcd.trial.enabled and etcd.endpoints exclude each other"),
         (merged(TRIAL, {"agent": {"memory": "512Mi", "overhead": "400Mi"}}), "raise agent.memory"),
+        (merged(TRIAL, {"agent": {"overhead": "64Mi"}}), "raise agent.overhead"),
         (merged(TRIAL, {"agent": {"nvme": {"fast_io_fail_s": 30}}}), "a write may arrive 70 s late"),
         (
             merged(TRIAL, {"agent": {"settings": {"drain_s": 5}}}),

@@ -51,6 +51,9 @@
 {{- if lt (include "ostraca.blockMib" . | int64) 128 -}}
 {{- $problems = append $problems (printf "agent.memory %s less agent.overhead %s leaves less than 128Mi for blocks: raise agent.memory" $values.agent.memory $values.agent.overhead) -}}
 {{- end -}}
+{{- if lt (include "ostraca.mib" $values.agent.overhead | int64) 128 -}}
+{{- $problems = append $problems (printf "agent.overhead is %s, and an agent needs 128Mi beside blocks: raise agent.overhead" $values.agent.overhead) -}}
+{{- end -}}
 {{- /* nvme_core.io_timeout is 30 s, and owner.pause_max_s 60 s of late_write_s. */ -}}
 {{- $path := add 30 (mul 2 $values.agent.nvme.keep_alive_s) $values.agent.nvme.fast_io_fail_s -}}
 {{- if gt (int $path) (sub (int $values.agent.late_write_s) 60 | int) -}}
