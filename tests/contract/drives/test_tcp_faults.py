@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,7 @@ from ostraca_dpu_agent.adapters.nvme_tcp.tcp_drive import TcpDrive
 from ostraca_dpu_agent.adapters.nvme_tcp.tcp_paths import TcpPaths
 from ostraca_enclosure.adapters.nvme_tcp.served_file import ServedFile
 from ostraca_enclosure.adapters.nvme_tcp.subsystem import boot_s
+from ostraca_enclosure.plan import Export
 from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.target import Target
 from ostraca_fabric.ports.paths import PathError
@@ -459,6 +461,33 @@ async def test_a_withdrawn_drive_fails_and_its_number_is_no_other_drive(target: 
     assert await written(host.drive, at_page(pages(1, b"c"), 0)) == [False], "it has another number now"
     await host.paths.connect(host.target, "")
     assert await written(host.drive, at_page(pages(1, b"c"), 0)) == [True]
+    host.drive.close()
+    host.paths.close()
+
+
+class WithdrawnOnceListed(dict[int, ServedFile]):
+    """Drives of a target, one of which is withdrawn right behind a listing."""
+
+    def __init__(self, target: TcpTarget, number: int) -> None:
+        super().__init__(target.subsystem.files)
+        self._withdraw = partial(target.subsystem.remove, number)
+
+    def __iter__(self) -> Iterator[int]:
+        listed = list(super().__iter__())
+        self._withdraw()
+        return iter(listed)
+
+
+async def test_a_drive_withdrawn_during_a_listing_ends_no_path_to_the_others(
+    target: TcpTarget, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.img"
+    other.write_bytes(bytes(DRIVE_BYTES))
+    target.subsystem.add(Export("0e" * 16, str(other)))
+    host = await connected(target)
+    target.subsystem.files = WithdrawnOnceListed(target, 2)
+    assert [each.nguid for each in await host.paths.connect(host.target, "")] == [NGUID]
+    assert await written(host.drive, at_page(pages(1, b"a"), 0)) == [True]
     host.drive.close()
     host.paths.close()
 

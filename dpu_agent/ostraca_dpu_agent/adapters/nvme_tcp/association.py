@@ -127,12 +127,14 @@ class Association:
         found: dict[str, FoundNamespace] = {}
         for number in self._active_namespaces():
             identity = NamespaceIdentity.parse(self._identify(IdentifyKind.NAMESPACE, number))
+            if not identity.blocks:
+                continue  # withdrawn since the listing
             if not identity.nguid:
                 page = self._identify(IdentifyKind.DESCRIPTORS, number)
                 identity = replace(identity, nguid=parse_identity(page))
             if identity.nguid in found:
                 raise ProtocolError(f"two drives have NGUID {identity.nguid}: assign different NGUIDs")
-            if identity.nguid and identity.blocks:
+            if identity.nguid:
                 found[identity.nguid] = FoundNamespace(number, identity)
         self.namespaces = found
 

@@ -120,16 +120,17 @@ class NamespaceIdentity:
 
     @classmethod
     def parse(cls, data: bytes | bytearray) -> NamespaceIdentity:
-        """Parse 4096 bytes. Raises ProtocolError for blocks of an unusable size."""
+        """Parse 4096 bytes, zeroes for an inactive namespace. Raises ProtocolError for unusable blocks."""
+        blocks = struct.unpack_from("<Q", data, 0)[0]
         chosen = _FORMATS_AT + 4 * (data[_FORMAT_AT] & 0x0F)
         metadata_bytes, shift = struct.unpack_from("<HB", data, chosen)
-        if metadata_bytes or not LBA_SHIFT_LEAST <= shift <= LBA_SHIFT_MOST:
+        if blocks and (metadata_bytes or not LBA_SHIFT_LEAST <= shift <= LBA_SHIFT_MOST):
             raise ProtocolError(
                 f"the namespace has blocks of 2^{shift} bytes with {metadata_bytes} bytes of metadata: "
                 "format it with 512 or 4096 bytes, without metadata"
             )
         nguid = bytes(data[_NGUID_AT : _NGUID_AT + _NGUID_BYTES])
-        return cls(nguid.hex() if any(nguid) else "", struct.unpack_from("<Q", data, 0)[0], 1 << shift)
+        return cls(nguid.hex() if any(nguid) else "", blocks, 1 << shift)
 
 
 def encode_namespaces(numbers: Sequence[int]) -> bytes:
