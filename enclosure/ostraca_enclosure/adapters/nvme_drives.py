@@ -119,7 +119,7 @@ def _held_open(device: Path) -> Iterator[Obstacle]:
 def read_attribute(file: Path) -> str:
     """Return the text of an attribute in sysfs; empty if missing."""
     try:
-        return file.read_text().strip()
+        return file.read_text(errors="replace").strip()
     except FileNotFoundError:
         return ""
 

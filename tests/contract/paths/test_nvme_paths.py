@@ -164,6 +164,16 @@ async def test_two_drives_of_one_nguid_are_nobodys(shelf: NvmeShelf) -> None:
     assert caught.value.stage is Stage.IDENTIFY
 
 
+async def test_bytes_of_a_target_that_are_no_text_stop_nothing(
+    shelf: NvmeShelf, kernel: SimulatedNvme
+) -> None:
+    await shelf.paths(HOST).connect(target(shelf), "")
+    (serial,) = kernel.sysfs.glob("class/nvme-subsystem/*/serial")
+    serial.write_bytes(b"\xffSN7\n")
+    found = await shelf.paths(HOST).connect(target(shelf), "")
+    assert [each.serial for each in found] == ["\ufffdSN7"] * 2
+
+
 async def test_drives_without_identity_or_without_size_are_left_out(shelf: NvmeShelf) -> None:
     shelf.subsystem.namespaces = {
         1: (f"nguid={NGUIDS[0]}", 0),

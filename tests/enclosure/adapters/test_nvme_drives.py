@@ -65,6 +65,13 @@ def test_drive_is_described_in_full(machine: Machine) -> None:
     assert fitness(only(machine), FitSettings()).is_fit
 
 
+def test_bytes_of_a_drive_that_are_no_text_hide_no_drive(machine: Machine) -> None:
+    machine.drive()
+    machine.drive("nvme1n1", nguid="1" * 32)
+    (machine.root / "sys/devices/pci0000:00/nvme/nvme0/serial").write_bytes(b"\xffSN0\n")
+    assert [each.serial for each in machine.drives.look()] == ["\ufffdSN0", "SN1"]
+
+
 def test_drives_are_ordered_by_number_and_hot_plugged(machine: Machine) -> None:
     machine.drive("nvme10n1", nguid="a" * 32)
     machine.drive("nvme9n1", nguid="9" * 32)

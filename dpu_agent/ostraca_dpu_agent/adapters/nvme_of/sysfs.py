@@ -225,7 +225,7 @@ def _entries(directory: Path, pattern: re.Pattern[str]) -> list[Path]:
 
 def _text(attribute: Path) -> str:
     try:
-        return attribute.read_text().strip()
+        return attribute.read_text(errors="replace").strip()
     except OSError:
         return ""
 
