@@ -65,9 +65,9 @@ def format_drive(
 ) -> ShardRecord:
     """Format a drive as one shard of the fabric; return the shard's record.
 
-    A drive with this shard already is left as it is. Only the superblock is written, durably: with a new
-    format id, any older contents belong to no shard. The same format writes the same bytes, so a late
-    write is harmless.
+    A drive with both copies of this shard's superblock is left as it is. Only the superblock is written,
+    durably: with a new format id, any older contents belong to no shard. The same format writes the same
+    bytes, so a late write is harmless.
 
     Raises FormatError for contents not listed in *replaces*, or if *may_begin* refuses just before the
     write. Raises DriveError for a failure of the drive and UsageError for a drive that is too small.
@@ -78,16 +78,17 @@ def format_drive(
         segment_bytes=segment_bytes or segment_bytes_for(namespace.size_bytes),
     )
     wanted = Superblock(fabric, format_id, enclosure_of(shard), drive, shard, 0, geometry)
+    pages = encode_superblock(wanted)
     with _open_checked(opener, namespace, is_writable=True) as opened:
         content, details, found = _content(opened, fabric)
-        if found == wanted:
+        if opened.read(0, len(pages)) == pages:
             return shard_record(wanted)
-        if content not in replaces:
+        if found != wanted and content not in replaces:  # else an interrupted format left one copy
             raise FormatError(f"not formatted, because the drive is not empty: {details or content.value}")
         if not may_begin():
             raise FormatError("not formatted, because the drive has joined the map meanwhile")
-        opened.write(0, encode_superblock(wanted))
-        if opened.read(0, SUPERBLOCK_COPIES * PAGE_BYTES) != encode_superblock(wanted):
+        opened.write(0, pages)
+        if opened.read(0, len(pages)) != pages:
             raise DriveError("the written superblock reads back differently: replace the drive")
     return shard_record(wanted)
 

@@ -14,6 +14,7 @@ from tests.admin.shelf import Shelf
 from ostraca_dpu_agent.paths.contents import format_drive
 from ostraca_fabric.drives.device_opener import DeviceOpener
 from ostraca_fabric.errors import FormatError, RefusedError
+from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, FabricMap
 from ostraca_fabric.model.ids import AgentId, EnclosureId, FabricId, PlacementEpoch, drive_id
 from ostraca_fabric.ports.paths import Namespace
@@ -80,6 +81,18 @@ async def test_blank_drive_is_formatted_idempotently(host: Host) -> None:
 async def test_a_deadline_that_is_no_number_sets_no_timer_of_the_loop(host: Host) -> None:
     body = msgspec.msgpack.encode(DiscoverDrives(host.target))
     assert isinstance(await host.agent.flash.answer(body, float("nan")), DiscoveredDrives)
+
+
+@pytest.mark.parametrize("page", [0, 1])
+async def test_an_interrupted_format_is_completed(host: Host, page: int) -> None:
+    nguid = host.shelf.plug_in()
+    made = await host.format(nguid)
+    before = host.begin_of(nguid)
+    with host.shelf.drives[nguid].open("r+b") as file:
+        file.seek(page * PAGE_BYTES)
+        file.write(bytes(PAGE_BYTES))
+    assert await host.format(nguid) == made
+    assert host.begin_of(nguid) == before
 
 
 async def test_contents_are_kept_unless_their_kind_may_be_replaced(host: Host) -> None:
