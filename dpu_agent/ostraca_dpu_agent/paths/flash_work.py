@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import assert_never
 
 import numpy as np
@@ -27,6 +28,7 @@ from ostraca_fabric.model.target import Target, parse_controller
 from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.paths import Namespace, PathError
 from ostraca_fabric.runtime.memory import HugeMemory
+from ostraca_fabric.runtime.tasks import in_own_thread
 from ostraca_fabric.wire.flash_work import (
     BUSY,
     Content,
@@ -94,7 +96,7 @@ class FlashWorker:
         fabric = self._newest_map().fabric
         drives = await asyncio.gather(
             *(
-                asyncio.to_thread(inspect_drive, self._manager.opener, namespace, fabric)
+                in_own_thread("inspect", partial(inspect_drive, self._manager.opener, namespace, fabric))
                 for namespace in namespaces
             )
         )
@@ -110,8 +112,9 @@ class FlashWorker:
             return ProbeResult(trouble=namespace)
         if ask.writes:
             self._check_is_free(ask.nguid)
-            seen = await asyncio.to_thread(
-                inspect_drive, self._manager.opener, namespace, self._newest_map().fabric
+            fabric = self._newest_map().fabric
+            seen = await in_own_thread(
+                "inspect", partial(inspect_drive, self._manager.opener, namespace, fabric)
             )
             if seen.content is not Content.OURS:
                 return ProbeResult(
@@ -123,7 +126,7 @@ class FlashWorker:
                 try:
                     return await measure_drive(drive, seconds=ask.seconds, writes=ask.writes)
                 finally:
-                    await asyncio.to_thread(drive.close)
+                    await in_own_thread("inspect", drive.close)
             except OstracaError as error:
                 return ProbeResult(trouble=str(error))
 
@@ -139,7 +142,7 @@ class FlashWorker:
             try:
                 self._check_is_free(ask.nguid, but_for=drive)
                 log.info("Formatting %s as %s", namespace.device, drive)
-                record = await asyncio.to_thread(
+                formats = partial(
                     format_drive,
                     self._manager.opener,
                     namespace,
@@ -150,6 +153,7 @@ class FlashWorker:
                     segment_bytes=ask.segment_bytes,
                     may_begin=lambda: self._is_free(ask.nguid, but_for=drive),
                 )
+                record = await in_own_thread("format", formats)
             except OstracaError as error:
                 return FormatResult(trouble=str(error))
         return FormatResult(record.id, record.size_bytes, record.weight, record.block_bytes_max)

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager, suppress
 from contextvars import Context, ContextVar, copy_context
 from typing import Any, Generic, TypeVar, cast
 
+from ostraca_fabric.runtime.threads import run_in_background
+
 _T = TypeVar("_T")
 
 log = logging.getLogger(__name__)
@@ -17,6 +19,15 @@ _NOWHERE = object()
 
 _begun_in: ContextVar[object] = ContextVar("ostraca_begun_in", default=_NOWHERE)
 """Task, if any, in which the first part of a coroutine runs. Tasks spawned there inherit the value."""
+
+
+async def in_own_thread(name: str, act: Callable[[], _T]) -> _T:
+    """Run *act*, which may hang, in a daemon thread.
+
+    The threads of ``asyncio.to_thread`` are few and shared: hung calls there would stop all others, and the
+    end of the event loop. A cancelled caller leaves the call running.
+    """
+    return await asyncio.shield(asyncio.wrap_future(run_in_background(name, act)))
 
 
 class Tasks:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -11,10 +15,14 @@ from tests.contract.paths.shelves import HOST_ID, FileShelf, NvmeShelf, TcpShelf
 
 from ostraca_dpu_agent.adapters.nvme_of.file_paths import FilePaths, TargetPaths
 from ostraca_dpu_agent.adapters.nvme_of.nvme_paths import NvmePaths
+from ostraca_dpu_agent.adapters.nvme_tcp.tcp_paths import TcpPaths
 from ostraca_fabric.drives.file_exports import EXPORTS_FILE, FileExports, write_exports
 from ostraca_fabric.errors import UsageError
-from ostraca_fabric.model.target import Target, TargetTransport
-from ostraca_fabric.ports.paths import PathError, Paths, Stage
+from ostraca_fabric.model.target import Controller, Target, TargetTransport
+from ostraca_fabric.ports.paths import Namespace, PathError, Paths, Stage
+
+SILENT = 40
+"""More than the threads of ``asyncio.to_thread``."""
 
 
 class TestNvmePathsOverTcp(PathsContract):
@@ -133,3 +141,42 @@ async def test_a_drive_whose_file_is_gone_is_left_out(files: FileShelf) -> None:
 def test_a_host_needs_a_qualified_name() -> None:
     with pytest.raises(UsageError, match="qualified name"):
         FilePaths("host-1")
+
+
+async def in_time(connecting: Sequence[asyncio.Task[tuple[Namespace, ...]]]) -> bool:
+    """Return whether other work gets a thread before the end of any of these."""
+    other = asyncio.create_task(asyncio.to_thread(lambda: None))
+    ended, _ = await asyncio.wait([other, *connecting], timeout=5.0, return_when=asyncio.FIRST_COMPLETED)
+    return other in ended
+
+
+async def test_silent_targets_leave_threads_to_other_work() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=2 * SILENT) as listener:
+        controller = Controller(TargetTransport.TCP, *listener.getsockname())
+        paths = TcpPaths(HOST, HOST_ID)
+        targets = [Target(f"{NQN}-{number}", (controller,)) for number in range(SILENT)]
+        connecting = [asyncio.create_task(paths.connect(each, "")) for each in targets]
+        await asyncio.sleep(0)
+        assert await in_time(connecting)
+    ends = await asyncio.gather(*connecting, return_exceptions=True)
+    assert all(isinstance(each, PathError) for each in ends)
+
+
+async def test_hung_folders_leave_threads_to_other_work(tmp_path: Path) -> None:
+    paths, targets = FilePaths(HOST), []
+    for number in range(SILENT):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        os.mkfifo(directory / EXPORTS_FILE)
+        targets.append(Target(NQN, (Controller(TargetTransport.FILES, str(directory)),)))
+    connecting = [asyncio.create_task(paths.connect(each, "")) for each in targets]
+    await asyncio.sleep(0)
+    is_in_time = await in_time(connecting)
+    while not all(each.done() for each in connecting):
+        for each in targets:
+            with suppress(OSError):  # without a reader yet
+                pipe = Path(each.controllers[0].address, EXPORTS_FILE)
+                os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        await asyncio.wait(connecting, timeout=0.01)
+    assert is_in_time
+    await asyncio.gather(*connecting, return_exceptions=True)

@@ -8,7 +8,7 @@ later keeps its existing connections. A path is live while the directory exports
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from pathlib import Path
 
 from ostraca_dpu_agent.adapters.nvme_of.refusals import furthest_error
@@ -17,6 +17,7 @@ from ostraca_fabric.errors import FormatError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.target import Controller, Target, check_nqn
 from ostraca_fabric.ports.paths import Namespace, PathError, Paths, PathState, Stage
+from ostraca_fabric.runtime.tasks import in_own_thread
 
 
 class FilePaths:
@@ -39,7 +40,7 @@ class FilePaths:
         connected = self._connected.get(target.nqn, set()) & set(target.controllers)
         for controller in target.controllers:
             try:
-                exports = await asyncio.to_thread(_read_target, controller, target)
+                exports = await in_own_thread("paths", partial(_read_target, controller, target))
                 if controller not in connected:
                     self._admit(exports, controller, secret)
             except PathError as error:
@@ -54,11 +55,11 @@ class FilePaths:
 
     async def namespaces(self, target: Target) -> tuple[Namespace, ...]:
         """Return namespaces as ``Paths`` specifies."""
-        return await asyncio.to_thread(self._namespaces, target)
+        return await in_own_thread("paths", partial(self._namespaces, target))
 
     async def states(self, target: Target) -> tuple[PathState, ...]:
         """Return states as ``Paths`` specifies."""
-        return await asyncio.to_thread(self._states, target)
+        return await in_own_thread("paths", partial(self._states, target))
 
     async def disconnect(self, target: Target) -> None:
         """Disconnect as ``Paths`` specifies."""

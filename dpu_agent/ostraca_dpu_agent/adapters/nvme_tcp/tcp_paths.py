@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from ostraca_dpu_agent.adapters.nvme_of.refusals import furthest_error
 from ostraca_dpu_agent.adapters.nvme_tcp.association import LOST, Association, FoundNamespace, TcpPathSettings
@@ -28,6 +29,7 @@ from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.opener import RawDrive
 from ostraca_fabric.ports.paths import Namespace, PathError, PathState, Stage
 from ostraca_fabric.runtime.os_errors import state_and_remedy
+from ostraca_fabric.runtime.tasks import in_own_thread
 from ostraca_fabric.sockets.nvme_tcp.commands import (
     DATA_INVALID,
     HOST_NQN_AT,
@@ -71,7 +73,10 @@ class TcpPaths:
     async def connect(self, target: Target, secret: str) -> tuple[Namespace, ...]:
         """Connect as ``Paths`` specifies."""
         results = await asyncio.gather(
-            *(asyncio.to_thread(self._reach, target, each, secret) for each in target.controllers)
+            *(
+                in_own_thread("paths", partial(self._reach, target, each, secret))
+                for each in target.controllers
+            )
         )
         errors = [each for each in results if each is not None]
         if len(errors) == len(target.controllers):
@@ -80,15 +85,15 @@ class TcpPaths:
 
     async def namespaces(self, target: Target) -> tuple[Namespace, ...]:
         """Return namespaces as ``Paths`` specifies."""
-        return await asyncio.to_thread(self._namespaces, target)
+        return await in_own_thread("paths", partial(self._namespaces, target))
 
     async def states(self, target: Target) -> tuple[PathState, ...]:
         """Return states as ``Paths`` specifies."""
-        return await asyncio.to_thread(self._states, target)
+        return await in_own_thread("paths", partial(self._states, target))
 
     async def disconnect(self, target: Target) -> None:
         """Disconnect as ``Paths`` specifies."""
-        await asyncio.to_thread(self._disconnect, target)
+        await in_own_thread("paths", partial(self._disconnect, target))
 
     def close(self) -> None:
         """End all connections, and refuse new ones."""
