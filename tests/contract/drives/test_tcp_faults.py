@@ -32,6 +32,7 @@ from ostraca_fabric.model.ids import DriveId
 from ostraca_fabric.model.target import Target
 from ostraca_fabric.ports.paths import PathError
 from ostraca_fabric.sockets.nvme_tcp.commands import Connect, IoOpcode, NvmeStatus, block_command
+from ostraca_fabric.sockets.nvme_tcp.identities import NamespaceIdentity
 from ostraca_fabric.sockets.nvme_tcp.pdus import (
     LAST,
     DataPart,
@@ -490,6 +491,22 @@ async def test_a_drive_withdrawn_during_a_listing_ends_no_path_to_the_others(
     assert await written(host.drive, at_page(pages(1, b"a"), 0)) == [True]
     host.drive.close()
     host.paths.close()
+
+
+async def test_a_drive_of_an_unusable_format_ends_no_path_to_the_others(
+    target: TcpTarget, tmp_path: Path
+) -> None:
+    host = await connected(target)
+    other = tmp_path / "other.img"
+    other.write_bytes(bytes(DRIVE_BYTES))
+    target.subsystem.add(Export("0e" * 16, str(other)))
+    target.subsystem.files[2].identity = NamespaceIdentity("0e" * 16, DRIVE_BYTES >> 14, 1 << 14)
+    for paths in (host.paths, TcpPaths(HOST, str(HOST_ID), QUICK)):
+        assert [each.nguid for each in await paths.connect(host.target, "")] == [NGUID]
+    assert await written(host.drive, at_page(pages(1, b"a"), 0)) == [True]
+    host.drive.close()
+    host.paths.close()
+    paths.close()
 
 
 async def test_a_hung_disk_does_not_keep_the_target_from_its_end(

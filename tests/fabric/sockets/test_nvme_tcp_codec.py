@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ostraca_fabric.errors import ProtocolError
 from ostraca_fabric.sockets.nvme_tcp.commands import (
     Connect,
     IoOpcode,
@@ -98,6 +99,12 @@ def test_a_connect_survives_its_form() -> None:
     assert entry[40:52].hex() == "000002001f00000088130000"
     assert len(wanted.data()) == 1024
     assert Connect.parse(NvmeCommand.parse(entry), wanted.data()) == wanted
+
+
+@pytest.mark.parametrize("lba_bytes", [256, 8192, 16384])
+def test_blocks_that_pieces_of_4096_bytes_do_not_fill_are_refused(lba_bytes: int) -> None:
+    with pytest.raises(ProtocolError, match="format it with 512 or 4096 bytes"):
+        NamespaceIdentity.parse(NamespaceIdentity(NGUID, 1000, lba_bytes).encode())
 
 
 def test_identities_survive_their_form() -> None:

@@ -7,6 +7,7 @@ called in any thread.
 
 from __future__ import annotations
 
+import logging
 import select
 import threading
 import time
@@ -35,6 +36,8 @@ from ostraca_fabric.sockets.nvme_tcp.identities import (
     parse_identity,
     parse_namespaces,
 )
+
+log = logging.getLogger(__name__)
 
 LOST = (OSError, EOFError, ProtocolError)
 """Errors after which a connection is unusable."""
@@ -91,6 +94,9 @@ class Association:
         self.trouble = ""
         """Reason for the end of the association; empty while connected."""
 
+        self._unusable: set[int] = set()
+        """Namespaces left out because of their format."""
+
         self.namespaces: Mapping[str, FoundNamespace] = {}
         """By NGUID, as of the last ``list_namespaces``."""
 
@@ -126,7 +132,14 @@ class Association:
         """List the drives again. Raises OSError, EOFError and ProtocolError."""
         found: dict[str, FoundNamespace] = {}
         for number in self._active_namespaces():
-            identity = NamespaceIdentity.parse(self._identify(IdentifyKind.NAMESPACE, number))
+            page = self._identify(IdentifyKind.NAMESPACE, number)
+            try:
+                identity = NamespaceIdentity.parse(page)
+            except ProtocolError as error:
+                if number not in self._unusable:
+                    log.warning("Namespace %d of %s is left out: %s", number, self._controller, error)
+                self._unusable.add(number)
+                continue
             if not identity.blocks:
                 continue  # withdrawn since the listing
             if not identity.nguid:

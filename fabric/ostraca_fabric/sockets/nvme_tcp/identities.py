@@ -16,7 +16,9 @@ IDENTIFY_BYTES = 4096
 VERSION = 0x10400
 """NVMe 1.4."""
 
-LBA_SHIFT_LEAST, LBA_SHIFT_MOST = 9, 16
+LBA_SHIFT_LEAST, LBA_SHIFT_MOST = 9, 12
+"""Pieces of drives begin and end at 4096 bytes, so larger blocks are of no use."""
+
 LISTED_MAX = 1024
 """Most namespaces in one list of active namespaces."""
 
