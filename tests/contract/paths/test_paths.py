@@ -180,3 +180,13 @@ async def test_hung_folders_leave_threads_to_other_work(tmp_path: Path) -> None:
         await asyncio.wait(connecting, timeout=0.01)
     assert is_in_time
     await asyncio.gather(*connecting, return_exceptions=True)
+
+
+async def test_a_name_that_no_host_can_have_hides_no_other_controller(tmp_path: Path) -> None:
+    shelf = TcpShelf(tmp_path)
+    impossible = Controller(TargetTransport.TCP, "no-host..invalid", 4420)
+    paths, target = shelf.paths(HOST), Target(NQN, (impossible, shelf.controllers[0]))
+    assert [each.nguid for each in await paths.connect(target, "")] == list(NGUIDS)
+    (state, _) = await paths.states(target)
+    assert "no-host..invalid:4420 can't be resolved" in state.detail
+    shelf.close()

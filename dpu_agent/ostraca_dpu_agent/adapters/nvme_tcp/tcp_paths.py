@@ -154,7 +154,7 @@ class TcpPaths:
             return Association(controller, connect, self._settings)
         except ConnectRefusedError as error:
             raise _refused(controller, target.nqn, self.host, error) from error
-        except LOST as error:
+        except (*LOST, UnicodeError) as error:
             raise _unreachable(controller, error) from error
 
     def _namespaces(self, target: Target) -> tuple[Namespace, ...]:
@@ -310,8 +310,8 @@ def _refused(controller: Controller, nqn: str, host: str, error: ConnectRefusedE
 
 
 def _unreachable(controller: Controller, error: Exception) -> PathError:
-    if isinstance(error, socket.gaierror):
-        return PathError(Stage.REACH, f"{controller} can't be resolved: {error.strerror}")
+    if isinstance(error, socket.gaierror | UnicodeError):  # the latter for a name that no host can have
+        return PathError(Stage.REACH, f"{controller} can't be resolved: {getattr(error, 'strerror', error)}")
     if isinstance(error, OSError):
         state = state_and_remedy(error)[0]
         return PathError(Stage.REACH, f"{controller} is not reachable: {state}; {_CHECK}")
