@@ -11,9 +11,9 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import assert_never
+from typing import TypeVar, assert_never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from ostraca_fabric.ports.drive import Drive
 from ostraca_fabric.ports.paths import Namespace, PathError
 from ostraca_fabric.runtime.memory import HugeMemory
 from ostraca_fabric.runtime.tasks import in_own_thread
+from ostraca_fabric.runtime.threads import run_in_background
 from ostraca_fabric.wire.flash_work import (
     BUSY,
     Content,
@@ -45,6 +46,8 @@ from ostraca_fabric.wire.flash_work import (
 )
 
 log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
 
 _LOOK_DEADLINE_S = 60.0
 _PROBE_S_MAX = 60.0
@@ -120,15 +123,17 @@ class FlashWorker:
                 return ProbeResult(
                     trouble=f"no write test: not formatted for this fabric: {seen.says or 'blank'}"
                 )
-        with self._exclusive(ask.nguid):
+        with self._exclusive(ask.nguid) as use:
             try:
                 drive = self._manager.opener.open(DriveId(f"looked-at/{ask.nguid}"), namespace.device)
                 try:
-                    return await measure_drive(drive, seconds=ask.seconds, writes=ask.writes)
+                    result = await measure_drive(drive, seconds=ask.seconds, writes=ask.writes)
                 finally:
-                    await in_own_thread("inspect", drive.close)
+                    closed = _run_to_end("inspect", drive.close, use)
+                await closed
             except OstracaError as error:
                 return ProbeResult(trouble=str(error))
+        return result
 
     async def _format(self, target: Target, ask: Format) -> FormatResult:
         drive = drive_id(EnclosureId(ask.enclosure), ask.drive)
@@ -138,7 +143,7 @@ class FlashWorker:
         namespace = await self._namespace(target, ask.nguid)
         if isinstance(namespace, str):
             return FormatResult(trouble=namespace)
-        with self._exclusive(ask.nguid):
+        with self._exclusive(ask.nguid) as use:
             try:
                 self._check_is_free(ask.nguid, but_for=drive)
                 log.info("Formatting %s as %s", namespace.device, drive)
@@ -153,7 +158,7 @@ class FlashWorker:
                     segment_bytes=ask.segment_bytes,
                     may_begin=lambda: self._is_free(ask.nguid, but_for=drive),
                 )
-                record = await in_own_thread("format", formats)
+                record = await _run_to_end("format", formats, use)
             except OstracaError as error:
                 return FormatResult(trouble=str(error))
         return FormatResult(record.id, record.size_bytes, record.weight, record.block_bytes_max)
@@ -174,14 +179,14 @@ class FlashWorker:
         return found.get(nguid) or f"{target.nqn} exports no drive {nguid}: check the slot and the exports"
 
     @contextmanager
-    def _exclusive(self, nguid: str) -> Iterator[None]:
+    def _exclusive(self, nguid: str) -> Iterator[ExitStack]:
+        """Mark a drive as busy; yield the mark, which ``_run_to_end`` may take over."""
         if nguid in self._busy:
             raise RefusedError(BUSY, f"another operation uses drive {nguid}: try again later")
         self._busy.add(nguid)
-        try:
-            yield
-        finally:
-            self._busy.discard(nguid)
+        with ExitStack() as use:
+            use.callback(self._busy.discard, nguid)
+            yield use
 
     def _is_free(self, nguid: str, *, but_for: DriveId | None = None) -> bool:
         return not any(
@@ -196,6 +201,13 @@ class FlashWorker:
                 "in_the_map",
                 f"drive {nguid} is part of the map, with blocks: drain and remove the drive first",
             )
+
+
+def _run_to_end(name: str, act: Callable[[], _T], use: ExitStack) -> asyncio.Future[_T]:
+    """Run *act* in a thread; the drive in *use* stays busy until the end, which may miss a deadline."""
+    loop, mark, ended = asyncio.get_running_loop(), use.pop_all(), run_in_background(name, act)
+    ended.add_done_callback(lambda _: loop.call_soon_threadsafe(mark.close))
+    return asyncio.shield(asyncio.wrap_future(ended))
 
 
 def _target(text: TargetText) -> Target:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from tests.admin.agents import Agent, made_agent
 from tests.admin.shelf import Shelf
+from tests.contract.drives.engines import new_engine
 
 from ostraca_dpu_agent.paths.contents import format_drive
 from ostraca_fabric.drives.device_opener import DeviceOpener
+from ostraca_fabric.drives.file_drive import DriveSettings, FileDrive
 from ostraca_fabric.errors import FormatError, RefusedError
 from ostraca_fabric.model.extent import PAGE_BYTES
 from ostraca_fabric.model.fabric_map import DriveRecord, EnclosureRecord, FabricMap
-from ostraca_fabric.model.ids import AgentId, EnclosureId, FabricId, PlacementEpoch, drive_id
+from ostraca_fabric.model.ids import AgentId, DriveId, EnclosureId, FabricId, PlacementEpoch, drive_id
 from ostraca_fabric.ports.paths import Namespace
 from ostraca_fabric.wire.flash_work import (
     Content,
@@ -156,3 +163,62 @@ async def test_write_test_requires_a_formatted_drive(host: Host) -> None:
     measured = await host.ask(Probe(host.target, nguid, 0.05, writes=True))
     assert isinstance(measured, ProbeResult)
     assert (measured.trouble, measured.write_bytes_s > 0, measured.read_bytes_s > 0) == ("", True, True)
+
+
+class HungOpener(DeviceOpener):
+    """Opener of drives that hang until ``go_on``: each format, and each read of a measurement."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._may_format = threading.Event()
+        os.mkfifo(directory / "pipe")
+        self._pipe = os.open(directory / "pipe", os.O_RDWR)
+        self._engine_of_reads = new_engine("io_uring")
+
+    def open(self, drive: DriveId, device: str, *, flushes: bool = False) -> FileDrive:
+        del device, flushes
+        return FileDrive(
+            drive,
+            os.dup(self._pipe),
+            size_bytes=64 << 20,
+            has_volatile_cache=False,
+            is_file=True,
+            settings=DriveSettings(),
+            engine=self._engine_of_reads,
+        )
+
+    @contextmanager
+    def open_raw(self, namespace: Namespace, *, is_writable: bool = False) -> Iterator[Any]:
+        if is_writable:
+            self._may_format.wait()
+        with super().open_raw(namespace, is_writable=is_writable) as drive:
+            yield drive
+
+    async def go_on(self) -> None:
+        self._may_format.set()
+        await asyncio.to_thread(os.write, self._pipe, bytes(4 << 20))
+
+    def end(self) -> None:
+        self._engine_of_reads.close()
+        os.close(self._pipe)
+
+
+async def test_a_drive_is_busy_until_the_end_of_its_operation_which_may_miss_its_deadline(
+    host: Host, tmp_path: Path
+) -> None:
+    opener = host.agent.path_manager.opener = HungOpener(tmp_path)
+    formatted, measured = host.shelf.plug_in(), host.shelf.plug_in()
+    asks = (
+        Format(host.target, formatted, SHELF, "drive-0", ONE, segment_bytes=1 << 20),
+        Probe(host.target, measured, 0.01, writes=False),
+    )
+    for ask in asks:
+        with pytest.raises(RefusedError, match="within its deadline"):
+            await asyncio.wait_for(host.agent.flash.answer(msgspec.msgpack.encode(ask), 0.5), 10.0)
+        with pytest.raises(RefusedError, match="another operation uses"):
+            await host.agent.flash.answer(msgspec.msgpack.encode(ask), 2.0)
+    await opener.go_on()
+    while host.agent.flash._busy:  # noqa: ASYNC110 (an end beyond the deadline tells nobody)
+        await asyncio.sleep(0.01)
+    assert any(host.begin_of(formatted))
+    opener.end()
