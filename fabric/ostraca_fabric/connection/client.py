@@ -235,8 +235,6 @@ async def connect(
         raise
     except OSError as error:
         raise ConnectError(f"can't reach an agent at {address}: {in_words(error)}") from error
-    except UnicodeError as error:
-        raise ConnectError(f"{address} has a host that can be no host's name: {error}") from error
     finally:
         if not connection.is_welcome:
             connection.abort()

@@ -205,8 +205,6 @@ def listen(address: Address) -> socket.socket:
             raise
     except OSError as error:
         raise ConnectError(f"can't listen at {address}: {explained(error)}") from error
-    except UnicodeError as error:
-        raise ConnectError(f"{address} has a host that can be no host's name: {error}") from error
     listening.settimeout(0)
     return listening
 

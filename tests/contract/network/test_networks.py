@@ -17,7 +17,6 @@ from tests.support.simulated.virtual_hosts import HostsLoop, VirtualHost
 
 from ostraca_fabric.connection import SOCKETS
 from ostraca_fabric.connection.network import listen
-from ostraca_fabric.errors import ConnectError
 from ostraca_fabric.wire.address import TcpAddress
 
 REAL: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {
@@ -106,8 +105,3 @@ class TestSimulatedTcpInRealTime(NetworkContract):
     def hosts(self) -> Hosts:
         network = SimulatedNetwork(0)
         return Hosts(network.host("a"), network.host("b"), "tcp://a:0")
-
-
-def test_who_listens_at_a_name_that_no_host_can_have_is_told_so() -> None:
-    with pytest.raises(ConnectError, match=r"no-host\.\.invalid"):
-        listen(TcpAddress("no-host..invalid", 0))

@@ -124,8 +124,7 @@ async def test_what_is_said_beside_answers_comes_in_order(server: Server, handle
 
 
 @pytest.mark.parametrize(
-    "address",
-    ["unix://{}/none", "tcp://127.0.0.1:1", "tcp://no-such-host.invalid:7400", "tcp://no-host..invalid:7400"],
+    "address", ["unix://{}/none", "tcp://127.0.0.1:1", "tcp://no-such-host.invalid:7400"]
 )
 async def test_where_nobody_listens_the_error_says_where(tmp_path: Path, address: str) -> None:
     where = address.format(tmp_path)
